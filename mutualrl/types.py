@@ -1,0 +1,156 @@
+"""The shape legend and the records that pass between the stages of a step. Numpy only; no JAX here.
+
+Shape legend, used as suffixes of array names and in docstrings:
+
+    N policies          P problems a step        G rollouts a problem (the group)
+    S prompt length     T completion length      L = S + T
+    B rows of a batch   V vocabulary             D width              F feed-forward width
+    H query heads       J key/value heads        C head size          Y layers
+    U UTF-8 bytes
+
+Token sequences are laid out the same way everywhere: the prompt is padded on the **left** to S, the completion
+on the **right** to T, so that column S is the first completion token of every row. `positions` carries both the
+position of a token and whether there is one: 0 for the first real token of a row, -1 for a pad. Masks come from
+lengths and finish reasons, never from token ids: a pad id may equal a stop id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Mapping
+
+import numpy as np
+
+# Why a rollout ended (`Rollouts.finish`).
+STOP, LENGTH, STOP_TEXT = 0, 1, 2
+
+# Surrogate forms (`Batch.kind`) and ratio levels (`Batch.level`); methods in `mutualrl.losses`.
+PPO, CAP, SCORE, SHAPE = 0, 1, 2, 3
+TOKEN, SEQUENCE = 0, 1
+
+PAD_POSITION = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One problem with at most one gold answer.
+
+    Attributes:
+      id: unique name; the key of groups, random streams and train/held-out splits.
+      question: the text every policy is asked.
+      answer: gold answer as text (for a choice problem its letter), or None where there is no ground truth.
+      choices: answer options of a multiple-choice problem, A first.
+      source: where the problem comes from.
+      kind: a short label (subject, task name) by which results are tabulated.
+      images: image file paths (vision problems).
+      views: other wordings of the same problem.
+      extra: whatever else the source or the grader of this problem needs (e.g. tests, a generator's entry).
+    """
+
+    id: str
+    question: str
+    answer: str | None = None
+    choices: tuple[str, ...] = ()
+    source: str = ""
+    kind: str = ""
+    images: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """What one policy sampled in one step: G completions for each of P problems.
+
+    Attributes:
+      policy: name of the policy that sampled.
+      version: optimiser updates that policy had applied when it sampled.
+      step: the cohort step.
+      problems: the P problems.
+      prompt: i32[P, S] prompt ids, left-padded.
+      prompt_positions: i32[P, S], -1 on pads.
+      tokens: i32[P, G, T] sampled ids, right-padded; never decoded and encoded again.
+      mask: bool[P, G, T] true on sampled tokens, the terminal stop id included.
+      logprobs: f32[P, G, T] behaviour log-probs in nats, over the full real vocabulary at `temperature`; 0 on pads.
+      finish: i8[P, G] STOP (a stop id), LENGTH (cut off) or STOP_TEXT (a token that contains the stop text).
+      text: P lists of G completions as text, without the terminal stop id.
+      temperature: the sampling temperature.
+    """
+
+    policy: str
+    version: int
+    step: int
+    problems: tuple[Problem, ...]
+    prompt: np.ndarray
+    prompt_positions: np.ndarray
+    tokens: np.ndarray
+    mask: np.ndarray
+    logprobs: np.ndarray
+    finish: np.ndarray
+    text: tuple[tuple[str, ...], ...]
+    temperature: float
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """i32[P, G] sampled tokens of each rollout, the terminal stop id included."""
+        return self.mask.sum(-1).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdicts:
+    """What a label source says of one policy's rollouts.
+
+    Attributes:
+      reward: f64[P, G], NaN where the rollout could not be judged (it then leaves statistics and loss).
+      success: i8[P, G] unshaped verdict: 1 right, 0 wrong, -1 unknown. Gates and counts use this, never `reward`.
+    """
+
+    reward: np.ndarray
+    success: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Everything one optimiser update needs, as padded arrays; a padding row has every weight 0.
+
+    Row weights are already normalised over the whole update, so a loss is a plain sum over rows and tokens and does
+    not depend on how the batch is cut. T below is the completion part, columns S.. of `tokens`.
+
+    Attributes:
+      tokens: i32[B, L] prompt (left-padded to S) then completion (right-padded to T), learner's ids.
+      positions: i32[B, L], -1 on pads.
+      mask: bool[B, T] completion tokens, terminal stop id included: NLL, KL and statistics use it.
+      surr_mask: bool[B, T] tokens of the surrogate; differs from `mask` only where no denominator exists.
+      adv: f32[B, T] advantages (row-constant for group estimators); non-negative row weights are folded in.
+      denom_logp: f32[B, T] denominator log-probs of the ratio; not read on rows with `denom_self`.
+      denom_self: bool[B] ratio against the current parameters: exactly 1 in value, gradient flows.
+      sampler_logp: f32[B, T] log-probs recorded when sampling (own rows); NaN where there is none.
+      ref_logp: f32[B, T] log-probs under the KL reference; read only if `kl_weight` is not 0.
+      surr_weight, nll_weight, kl_weight: f32[B] normalised coefficients of the row in each term.
+      kind, level: i8[B] surrogate form and ratio level (constants above).
+      clip: f32[B, 2] (low, high): distances from 1 for PPO, absolute bounds for CAP and SCORE.
+      seq_denom: f32[B] replaces the sum of `denom_logp` at sequence level where finite.
+      seq_norm: f32[B] divisor of the sequence log-ratio (number of surrogate tokens unless a regime says otherwise).
+      is_weight: f32[B, T] extra detached factor on the surrogate.
+      source: i32[B] index of the policy that wrote the row.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    mask: np.ndarray
+    surr_mask: np.ndarray
+    adv: np.ndarray
+    denom_logp: np.ndarray
+    denom_self: np.ndarray
+    sampler_logp: np.ndarray
+    ref_logp: np.ndarray
+    surr_weight: np.ndarray
+    nll_weight: np.ndarray
+    kl_weight: np.ndarray
+    kind: np.ndarray
+    level: np.ndarray
+    clip: np.ndarray
+    seq_denom: np.ndarray
+    seq_norm: np.ndarray
+    is_weight: np.ndarray
+    source: np.ndarray
