@@ -18,8 +18,6 @@ import jax.numpy as jnp
 
 from mutualrl import types
 
-KL_ESTIMATORS = ("k2", "k3", "k3_k2")
-CORRECTIONS = ("none", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask")
 
 jax.tree_util.register_dataclass(
     types.Batch, data_fields=[f.name for f in dataclasses.fields(types.Batch)], meta_fields=[]
@@ -36,8 +34,8 @@ class LossSettings:
     Attributes:
       kinds, levels: the surrogate forms and ratio levels that occur in the batches (codes of `mutualrl.types`).
       dual_clip: bound c of the dual clip for negative advantages; 0 switches it off.
-      kl_estimator: one of KL_ESTIMATORS.
-      correction: sampler-trainer correction of own rows, one of CORRECTIONS; `correction_cap` is its C.
+      kl_estimator: one of `types.KL_ESTIMATORS`.
+      correction: sampler-trainer correction of own rows, one of `types.CORRECTIONS`; `correction_cap` is its C.
       entropy_coef: weight of the entropy bonus.
       cap_alpha, shape_gamma: constants of the forms `cap` and `shape`.
     """
@@ -123,8 +121,8 @@ def kl_estimate(logp: jax.Array, ref_logp: jax.Array, estimator: str) -> jax.Arr
     Raises:
       ValueError: unknown estimator.
     """
-    if estimator not in KL_ESTIMATORS:
-        raise ValueError(f"kl_estimator={estimator!r}: allowed are {', '.join(KL_ESTIMATORS)}")
+    if estimator not in types.KL_ESTIMATORS:
+        raise ValueError(f"kl_estimator={estimator!r}: allowed are {', '.join(types.KL_ESTIMATORS)}")
     e = clamp(ref_logp - logp, -LOG_CLAMP, LOG_CLAMP)
     k2 = 0.5 * e * e
     if estimator == "k2":
@@ -139,7 +137,7 @@ def correction_weight(delta: jax.Array, mask: jax.Array, mode: str, cap: float) 
     Args:
       delta: f32[B, T] trainer minus sampler log-prob in nats, 0 where the sampler recorded none.
       mask: bool[B, T] tokens that count.
-      mode: one of CORRECTIONS. `truncate` caps the importance weight at `cap`, `mask` sets it to 0 outside
+      mode: one of `types.CORRECTIONS`. `truncate` caps the importance weight at `cap`, `mask` sets it to 0 outside
         [1/cap, cap]; `token` looks at each token, `sequence` at the row's summed log-ratio.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The sampler: one jitted program from padded prompts to finished completions, with no host in between.
+"""The sampler: one program, to be jitted, from padded prompts to finished completions, with no host in between.
 
 Every prompt is prefilled once and shared by its group. A fixed number of slots decodes side by side; a slot whose
 completion has ended takes the next (problem, sample) by itself, copying the prompt's keys and values into its part of
@@ -8,7 +8,6 @@ the cache. The program ends when all P·G completions have.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -99,7 +98,6 @@ def draw(
     return token.astype(jnp.int32), logp
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "settings"))
 def sample(
     params: dict,
     prompts: jax.Array,

@@ -28,6 +28,10 @@ STOP, LENGTH, STOP_TEXT = 0, 1, 2
 PPO, CAP, SCORE, SHAPE = 0, 1, 2, 3
 TOKEN, SEQUENCE = 0, 1
 
+# Names of the KL estimators and sampler-trainer corrections that `mutualrl.losses` computes.
+KL_ESTIMATORS = ("k2", "k3", "k3_k2")
+CORRECTIONS = ("none", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask")
+
 PAD_POSITION = -1
 
 

@@ -1,0 +1,94 @@
+"""From the settings of a run to its policies: everything is checked before any weight is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mutualrl import losses, sharding, types
+from mutualrl.config import ConfigError, RunConfig
+from mutualrl.meshes import Plan
+from mutualrl.models.config import ModelConfig
+from mutualrl.models.gguf import GGUFSource
+from mutualrl.models.weights import load_params, resolve
+from mutualrl.policy import Policy
+from mutualrl.tokenizers.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A model whose config and tokenizer have been read, and whose weights have not."""
+
+    weights: Any  # HF folder or GGUFSource
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+
+def open_models(run: RunConfig) -> dict[str, Opened]:
+    """Config and tokenizer of every policy's model.
+
+    Raises:
+      ConfigError: a model cannot be found, or is of an unknown or unsupported family.
+    """
+    opened = {}
+    for name, policy in run.policies.items():
+        try:
+            if policy.model.endswith(".gguf"):
+                if not Path(policy.model).expanduser().is_file():
+                    raise ValueError("no such file")
+                weights = GGUFSource(Path(policy.model).expanduser())
+                config, source = ModelConfig.from_hf(weights.config), Path(policy.model).expanduser()
+            else:
+                weights = source = resolve(policy.model)
+                config = ModelConfig.from_hf(weights)
+            tokenizer = Tokenizer.load(source, template=policy.template or None, system=policy.system or None)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"policies.{name}.model={policy.model!r}: {' '.join(str(error).split())}") from error
+        opened[name] = Opened(weights, config, tokenizer)
+    return opened
+
+
+def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]:
+    """The policies, weights loaded shard by shard onto their slices.
+
+    Args:
+      run: the settings.
+      opened: from `open_models`.
+      plan: which devices each policy has.
+    """
+    regime = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
+    policies = []
+    for index, (name, config) in enumerate(run.policies.items()):
+        mesh, model = plan.meshes[name], opened[name].config
+
+        def put(path, shape, read, mesh=mesh):
+            target = jax.sharding.NamedSharding(mesh, sharding.spec("/".join(path), shape, mesh))
+            return jax.make_array_from_callback(shape, target, read)
+
+        policies.append(
+            Policy(
+                name,
+                index,
+                config,
+                model,
+                opened[name].tokenizer,
+                mesh,
+                load_params(opened[name].weights, model, put),
+                total_updates=run.steps * config.updates_per_step,
+                seed=run.seed,
+                loss_settings=losses.LossSettings(
+                    kinds=regime.KINDS,
+                    levels=(types.SEQUENCE if config.ratio_level == "sequence" else types.TOKEN,),
+                    dual_clip=config.dual_clip,
+                    kl_estimator=config.kl_estimator,
+                    correction=config.correction,
+                    correction_cap=config.correction_cap,
+                    entropy_coef=config.entropy_coef,
+                ),
+            )
+        )
+    return policies

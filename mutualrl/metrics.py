@@ -1,0 +1,118 @@
+"""Numbers of a run: what they mean, and where they are written (JSONL, and TensorBoard through clu)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Mapping, Sequence
+
+import numpy as np
+
+from mutualrl import types
+from mutualrl.types import Rollouts, Verdicts
+
+
+def masked_mean(x: np.ndarray, mask: np.ndarray) -> float:
+    """Mean of x where mask is true; entries outside may be NaN. NaN if the mask is empty."""
+    mask = np.asarray(mask, bool)
+    total = np.where(mask, x, 0.0).sum(dtype=np.float64)
+    return float(total / mask.sum()) if mask.any() else float("nan")
+
+
+def effective_sample_size(weights: np.ndarray) -> float:
+    """(sum w)² / sum w² of importance weights f[n]; between 1 and n."""
+    w = np.asarray(weights, np.float64)
+    return float(w.sum() ** 2 / (w**2).sum())
+
+
+def of_rollouts(rollouts: Rollouts, verdicts: Verdicts) -> dict[str, float]:
+    """Reward, success and length of one policy's rollouts. Lengths in tokens, from the record and not from any mask."""
+    reward, lengths = verdicts.reward, rollouts.lengths
+    valid = np.isfinite(reward)
+    known = verdicts.success >= 0
+    solved = (verdicts.success == 1).sum(-1)
+    out = {
+        "reward/mean": masked_mean(reward, valid),
+        "reward/invalid": float((~valid).sum()),
+        "success/mean": masked_mean(verdicts.success == 1, known),
+        "rescue/all_fail": float(np.mean(solved == 0)),
+        "success/all_right": float(np.mean(solved == reward.shape[-1])),
+        "length/mean": float(lengths.mean()),
+        "length/max": float(lengths.max()),
+        "truncated_frac": float(np.mean(rollouts.finish == types.LENGTH)),
+        "tokens/generated": float(lengths.sum()),
+    }
+    if valid.all():
+        out["reward/group_std"] = float(reward.std(-1).mean())
+    return {k: v for k, v in out.items() if v == v}
+
+
+def of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Optimisation metrics of a step from the sums of its updates (see `losses.loss`).
+
+    Every mean is a sum over all tokens of the step over their number; a mean over nothing is left out. Entropies,
+    log-prob gaps and KLs in nats a token; `clip/*` shares of the surrogate's tokens.
+    """
+    total = {k: sum(u[k] for u in updates) for k in updates[0]}
+    ratio = {
+        "entropy": ("entropy", "tokens/own"),
+        "mismatch/mean_abs": ("mismatch/sum_abs", "tokens/own"),
+        "mismatch/kl": ("mismatch/kl", "tokens/own"),
+        "kl/ref": ("kl/ref", "tokens/kl"),
+        "kl/old": ("kl/old", "tokens/surrogate"),
+        "clip/low": ("clip/low", "tokens/surrogate"),
+        "clip/high": ("clip/high", "tokens/surrogate"),
+        "clip/dual": ("clip/dual", "tokens/surrogate"),
+    }
+    out = {name: total[num] / total[den] for name, (num, den) in ratio.items() if total[den]}
+    out["mismatch/max_abs"] = max(u["mismatch/abs/max"] for u in updates)
+    out["tokens/trained"] = total["tokens/trained"]
+    out["kl/clamped"] = total["kl/clamped"]
+    out["skipped_updates"] = total["skipped"]
+    for key in ("loss", "loss/surrogate", "loss/nll", "loss/kl", "grad_norm", "lr"):
+        out[key] = total[key] / len(updates)
+    return out
+
+
+class MetricWriter:
+    """Writes scalars of a step to `metrics.jsonl` (one object a line, key `step`) and to TensorBoard event files."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool, first_step: int = 0):
+        """Args:
+        folder: the run's folder.
+        tensorboard: also write event files into `folder/tensorboard`. Imports TensorFlow.
+        first_step: where the run takes up; later lines of an earlier try are removed.
+        """
+        self._path = folder / "metrics.jsonl"
+        if self._path.exists():
+            kept = [x for x in self._path.read_text().splitlines() if _step_of(x) < first_step]
+            self._path.write_text("".join(x + "\n" for x in kept))
+        self._file = self._path.open("a")
+        self._board = None
+        if tensorboard:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notes on its start would hide ours
+            from clu import metric_writers  # imports TensorFlow: seconds, so only where it is asked for
+
+            self._board = metric_writers.SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes one step's scalars (slash paths to numbers)."""
+        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+        self._file.flush()
+        if self._board:
+            self._board.write_scalars(step, scalars)
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _step_of(line: str) -> float:
+    """Step of a metrics line; a line cut in mid-write counts as beyond every step."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError):
+        return float("inf")

@@ -1,0 +1,420 @@
+"""A policy: config + tokenizer + mesh slice + state, and its three device verbs. The only place that jits.
+
+`sample`, `score` and `update` return at once with a handle whose `result()` waits, so that one Python thread keeps
+several policies busy on their slices at the same time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any, Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from mutualrl import batches, losses, sharding, types
+from mutualrl.config import PolicyConfig
+from mutualrl.models.config import ModelConfig
+from mutualrl.models.decoder import Decoder
+from mutualrl.sampling import SamplerSettings, sample
+from mutualrl.tokenizers.tokenizer import Tokenizer
+from mutualrl.types import Batch, Problem, Rollouts
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """Work given to a device. `result()` waits for it and returns host values."""
+
+    finish: Callable[[], Any]
+
+    def result(self) -> Any:
+        return self.finish()
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """Log-probs of given completions: `logp` and `entropy`, f32[B, T] in nats, meaningless on pads."""
+
+    logp: np.ndarray
+    entropy: np.ndarray
+
+
+def hashed(text: str) -> int:
+    """A stable 32-bit number for a name, from which random streams are derived."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+def schedule(config: PolicyConfig, total_updates: int) -> optax.Schedule:
+    """Learning rate by optimiser update: linear warm-up from 0, a stable part, then constant or decay.
+
+    Args:
+      config: `lr`, `schedule`, `warmup_fraction`, `stable_fraction`, `lr_end`.
+      total_updates: optimiser updates of the whole run, from which every length is taken.
+    """
+    warmup = round(config.warmup_fraction * total_updates)
+    stable = round(config.stable_fraction * total_updates)
+    decay = max(1, total_updates - warmup - stable)
+    if config.schedule == "constant":
+        after = optax.constant_schedule(config.lr)
+    elif config.schedule == "linear":
+        after = optax.linear_schedule(config.lr, config.lr * config.lr_end, decay)
+    else:
+        after = optax.cosine_decay_schedule(config.lr, decay, config.lr_end)
+    parts = [optax.linear_schedule(0.0, config.lr, warmup), optax.constant_schedule(config.lr), after]
+    return optax.join_schedules(parts, [warmup, warmup + stable])
+
+
+def make_optimizer(config: PolicyConfig, total_updates: int) -> optax.GradientTransformation:
+    """Global-norm clipping and AdamW (weight decay on matrices only) under `schedule`."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        optax.adamw(
+            schedule(config, total_updates),
+            b1=config.adam_b1,
+            b2=config.adam_b2,
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            mask=_decayed,
+        ),
+    )
+
+
+def _decayed(params: dict) -> dict:
+    """Which parameters decay: kernels and embeddings, not norms and biases."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: not path[-1].key.endswith(("norm", "bias")), params
+    )
+
+
+def logprobs(
+    params: dict, tokens, positions, completion: int, *, decoder: Decoder, temperature: float, real_vocab: int, chunk: int
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs and entropies f32[B, T] of the last `completion` tokens of rows i32[B, L], as the sampler defines them."""
+    hidden, _ = decoder.apply({"params": params}, tokens, positions)
+    start = tokens.shape[1] - completion
+    return losses.token_logprobs(
+        lambda h: decoder.apply({"params": params}, h, method="head"),
+        hidden[:, start - 1 : -1],  # the state before a token predicts it
+        tokens[:, start:],
+        temperature=temperature,
+        real_vocab=real_vocab,
+        chunk_tokens=chunk,
+    )
+
+
+def gradients(params: dict, batch: Batch, *, forward: Callable, settings: losses.LossSettings):
+    """Gradient, loss and metric sums of one update, added up over its micro-batches.
+
+    Args:
+      params: float32 parameters.
+      batch: leaves [M, b, ...], one entry a micro-batch.
+      forward: `logprobs` with everything static bound.
+      settings: of the loss.
+
+    Returns:
+      gradient tree, loss f32[], dict of f32[] sums (maxima where the key ends in `/max`).
+    """
+
+    def micro(params, rows: Batch):
+        logp, entropy = forward(params, rows.tokens, rows.positions, rows.mask.shape[-1])
+        return losses.loss(logp, entropy, rows, settings)
+
+    def step(carry, rows):
+        (loss, sums), grads = jax.value_and_grad(micro, has_aux=True)(params, rows)
+        new = grads, loss, sums
+        add = lambda path, a, b: jnp.maximum(a, b) if _is_max(path) else a + b  # noqa: E731
+        return jax.tree_util.tree_map_with_path(add, carry, new), None
+
+    first = jax.tree.map(lambda x: x[0], batch)
+    shapes = jax.eval_shape(lambda: jax.value_and_grad(micro, has_aux=True)(params, first))
+    (loss, sums), grads = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(step, (grads, loss, sums), batch)[0]
+
+
+def _is_max(path) -> bool:
+    return isinstance(path[-1], jax.tree_util.DictKey) and str(path[-1].key).endswith("/max")
+
+
+def apply_update(state: dict, batch: Batch, *, forward, settings, optimizer) -> tuple[dict, dict]:
+    """One optimiser update. A non-finite gradient leaves the state as it is and is counted in `skipped`.
+
+    Args:
+      state: `params`, `opt_state`, `step` (updates made, i32) and `skipped` (i32).
+      batch: leaves [M, b, ...].
+
+    Returns:
+      the new state, and metric sums with `loss`, `grad_norm` (before clipping) and `skipped` added.
+    """
+    grads, loss, sums = gradients(state["params"], batch, forward=forward, settings=settings)
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(norm)
+    updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
+    moved = {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}
+    kept = {k: state[k] for k in moved}
+    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, kept)
+    new["step"] = state["step"] + finite
+    new["skipped"] = state["skipped"] + ~finite
+    return new, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~finite).astype(jnp.float32)}
+
+
+class Policy:
+    """One member of the cohort.
+
+    Attributes:
+      name, index: its key in the config, and its place in the cohort.
+      config: its settings.
+      model: its ModelConfig.
+      tokenizer: its tokenizer.
+      mesh: its mesh slice.
+      state: `params`, `opt_state`, `step`, `skipped`; arrays on the slice, float32.
+      ref_params: frozen initial parameters, or None where nothing needs them.
+      prompt_lengths: padded prompt lengths that may occur, ascending; one compilation each.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        config: PolicyConfig,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        mesh: Mesh,
+        params: dict,
+        *,
+        total_updates: int,
+        seed: int,
+        loss_settings: losses.LossSettings,
+    ):
+        """Args:
+        params: float32 parameter tree of `model`, host or device arrays.
+        total_updates: optimiser updates of the whole run (sizes the schedule).
+        seed: of the run.
+        loss_settings: what the transfer regime's batches contain.
+
+        Raises:
+          ValueError: the tokenizer has more ids than the model.
+        """
+        if tokenizer.size > model.vocab_size:
+            raise ValueError(f"{name}: tokenizer has {tokenizer.size} ids, the model {model.vocab_size}")
+        self.name, self.index, self.config, self.tokenizer, self.mesh = name, index, config, tokenizer, mesh
+        self.prompt_lengths = _buckets(config.prompt_bucket, config.max_prompt_tokens)
+        self.model = model.for_length(self.prompt_lengths[-1] + config.max_new_tokens)
+        self.decoder = Decoder(
+            self.model,
+            dtype=jnp.dtype(config.dtype),
+            remat=config.remat,
+            unroll=self.model.num_layers if config.unroll_layers else 1,
+        )
+        self.is_stop = np.zeros(self.model.vocab_size, bool)
+        self.is_stop[list(tokenizer.stop_ids)] = True
+        self.is_stop_text = np.zeros(self.model.vocab_size, bool)
+        if config.stop_text:
+            self.is_stop_text[: tokenizer.size] = tokenizer.ids_containing(config.stop_text)
+        self._key = jax.random.fold_in(jax.random.key(seed), hashed(name))
+        self._rows = sharding.rows(mesh)
+        self._replicated = sharding.replicated(mesh)
+
+        forward = functools.partial(
+            logprobs,
+            decoder=self.decoder,
+            temperature=config.temperature,
+            real_vocab=tokenizer.size,
+            chunk=config.logit_chunk_tokens,
+        )
+        optimizer = make_optimizer(config, total_updates)
+        self.schedule = schedule(config, total_updates)
+        self._place(params, optimizer)
+        self._sample = jax.jit(sample, static_argnames=("decoder", "settings"))
+        self._score = jax.jit(
+            lambda params, tokens, positions, completion: jax.lax.map(
+                lambda x: forward(params, *x, completion), (tokens, positions)
+            ),
+            static_argnames="completion",
+        )
+        self._update = jax.jit(
+            functools.partial(apply_update, forward=forward, settings=loss_settings, optimizer=optimizer),
+            donate_argnums=0,
+            out_shardings=(self.state_shardings, self._replicated),
+        )
+
+    def _place(self, params: dict, optimizer: optax.GradientTransformation) -> None:
+        params = jax.device_put(params, sharding.shardings(params, self.mesh))
+        shapes = jax.eval_shape(optimizer.init, params)
+        opt_state = jax.jit(optimizer.init, out_shardings=sharding.shardings(shapes, self.mesh))(params)
+        zero = lambda: jax.device_put(jnp.int32(0), self._replicated)  # noqa: E731
+        self.state = {"params": params, "opt_state": opt_state, "step": zero(), "skipped": zero()}
+        self.state_shardings = sharding.shardings(self.state, self.mesh)
+        # The update donates the state, so the reference needs arrays of its own.
+        self.ref_params = jax.tree.map(jnp.copy, params) if self.config.kl_coef else None
+
+    # Prompts
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """Prompt ids of a problem, under this policy's own template."""
+        return self.tokenizer.prompt(problem.question)
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether the problem's prompt is at most `max_prompt_tokens` long. Prompts are never cut."""
+        return len(self.prompt(problem)) <= self.config.max_prompt_tokens
+
+    def prompts(self, problems: Sequence[Problem]) -> tuple[np.ndarray, np.ndarray]:
+        """Left-padded prompt ids and positions, i32[P, S] each, S the smallest bucket that holds them all.
+
+        Raises:
+          ValueError: a prompt is too long; filter with `fits`.
+        """
+        ids = [self.prompt(p) for p in problems]
+        longest = max(map(len, ids))
+        if longest > self.config.max_prompt_tokens:
+            raise ValueError(f"{self.name}: a prompt of {longest} tokens exceeds {self.config.max_prompt_tokens}")
+        length = next(s for s in self.prompt_lengths if s >= longest)
+        tokens = np.full((len(ids), length), self.tokenizer.pad_id, np.int32)
+        positions = np.full((len(ids), length), types.PAD_POSITION, np.int32)
+        for row, x in enumerate(ids):
+            tokens[row, length - len(x) :] = x
+            positions[row, length - len(x) :] = np.arange(len(x))
+        return tokens, positions
+
+    # The three verbs
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        step: int,
+        *,
+        samples: int = 0,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        purpose: str = "train",
+    ) -> Pending:
+        """Starts G completions of each problem.
+
+        Args:
+          problems: the P problems.
+          step: cohort step; with `purpose`, the problem and the sample number it fixes all randomness.
+          samples: G; 0 takes `group_size`.
+          temperature: None takes the policy's; 0 is greedy (log-probs are then at temperature 1).
+
+        Returns:
+          Pending of `Rollouts`.
+        """
+        prompt, positions = self.prompts(problems)
+        temperature = self.config.temperature if temperature is None else temperature
+        samples = samples or self.config.group_size
+        settings = SamplerSettings(
+            samples=samples,
+            max_new_tokens=self.config.max_new_tokens,
+            slots=self.config.slots or len(problems) * samples,
+            real_vocab=self.tokenizer.size,
+            top_k=top_k,
+            top_p=top_p,
+            greedy=temperature == 0,
+            rows=self._rows if self.mesh.size > 1 else None,
+        )
+        key = jax.random.fold_in(jax.random.fold_in(self._key, hashed(purpose)), step)
+        ids = np.array([hashed(p.id) for p in problems], np.uint32)
+        args = (prompt, positions, ids, key, self.is_stop | self.is_stop_text, np.float32(temperature or 1.0))
+        version = self.state["step"]
+        version = version + 0  # the update donates the original
+        out = self._sample(
+            self.state["params"], *jax.device_put(args, self._replicated), decoder=self.decoder, settings=settings
+        )
+
+        def finish() -> Rollouts:
+            tokens, logps, lengths = jax.device_get(out)
+            return self._rollouts(int(version), step, tuple(problems), prompt, positions, tokens, logps, lengths, temperature)
+
+        return Pending(finish)
+
+    def _rollouts(self, version, step, problems, prompt, positions, tokens, logps, lengths, temperature) -> Rollouts:
+        mask = np.arange(tokens.shape[-1]) < lengths[..., None]
+        last = np.take_along_axis(tokens, lengths[..., None] - 1, -1)[..., 0]
+        finish = np.select([self.is_stop[last], self.is_stop_text[last]], [types.STOP, types.STOP_TEXT], types.LENGTH)
+        return Rollouts(
+            policy=self.name,
+            version=version,
+            step=step,
+            problems=problems,
+            prompt=prompt,
+            prompt_positions=positions,
+            tokens=np.where(mask, tokens, self.tokenizer.pad_id).astype(np.int32),
+            mask=mask,
+            logprobs=logps,
+            finish=finish.astype(np.int8),
+            text=tuple(
+                tuple(self._text(ids[:n], end) for ids, n, end in zip(*group)) for group in zip(tokens, lengths, finish)
+            ),
+            temperature=temperature,
+        )
+
+    def _text(self, ids: np.ndarray, finish: int) -> str:
+        ids = ids[:-1] if finish == types.STOP else ids
+        text = self.tokenizer.decode(ids.tolist())
+        return text.split(self.config.stop_text)[0] if finish == types.STOP_TEXT else text
+
+    def score(self, rows: Batch, *, reference: bool = False) -> Pending:
+        """Starts log-probs of the completions of rows under the current (or the reference) parameters, at the training
+        temperature.
+
+        Returns:
+          Pending of `Scored`, [B, T].
+        """
+        b, t = rows.mask.shape
+        cut = self._cut(rows)
+        tokens, positions = jax.device_put((cut.tokens, cut.positions), self._micro_sharding())
+        params = self.ref_params if reference else self.state["params"]
+        out = self._score(params, tokens, positions, completion=t)
+
+        def finish() -> Scored:
+            logp, entropy = jax.device_get(out)
+            return Scored(logp.reshape(-1, t)[:b], entropy.reshape(-1, t)[:b])
+
+        return Pending(finish)
+
+    def update(self, batch: Batch) -> Pending:
+        """Starts one optimiser update on a batch; the state moves on at once.
+
+        Returns:
+          Pending of a dict of float metric sums (see `losses.loss`), `loss`, `grad_norm`, `skipped` and `lr`.
+        """
+        cut = jax.device_put(self._cut(batch), self._micro_sharding())
+        before = self.state["step"] + 0  # the update donates the original
+        self.state, sums = self._update(self.state, cut)
+
+        def finish() -> Mapping[str, float]:
+            out = {k: float(v) for k, v in jax.device_get(sums).items()}
+            return {**out, "lr": float(self.schedule(int(before)))}
+
+        return Pending(finish)
+
+    # Micro-batches
+
+    def micro_rows(self, rows: int, length: int) -> int:
+        """Rows of one forward/backward pass: the configured number or token budget, a multiple of the row split."""
+        ways = self.mesh.shape["fsdp"]
+        want = self.config.micro_batch or rows
+        if self.config.micro_batch_tokens:
+            want = max(1, self.config.micro_batch_tokens // length)
+        return min(-(-want // ways), -(-rows // ways)) * ways
+
+    def _cut(self, batch: Batch) -> Batch:
+        size = self.micro_rows(*batch.tokens.shape)
+        return batches.cut(batches.pad_rows(batch, size), size)
+
+    def _micro_sharding(self):
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(None, *self._rows.spec))
+
+
+def _buckets(smallest: int, longest: int) -> tuple[int, ...]:
+    """Padded lengths from `smallest`, doubling, up to and including `longest`."""
+    sizes = []
+    while smallest < longest:
+        sizes.append(smallest)
+        smallest *= 2
+    return (*sizes, longest)

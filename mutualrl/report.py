@@ -1,0 +1,130 @@
+"""What a person sees: progress with time left, warnings once, and the table at the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any, Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_EVERY_S = 10.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    """A progress bar on a terminal, plain lines elsewhere. Use as a context manager."""
+
+    def __init__(self, title: str, total: int, *, done: int = 0, console: Console | None = None):
+        """Args:
+        title: what is going on. total: units in all. done: units already done.
+        """
+        self.console = console or Console(stderr=True)
+        self.title, self.total, self.done = title, total, done
+        self._first, self._start, self._printed = done, time.monotonic(), 0.0
+        self._bar = None
+        if self.console.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task(title, total=total, completed=done, note="")
+
+    def __enter__(self) -> Progress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: int, note: str = "") -> None:
+        """Shows that `done` units are done, with a short note."""
+        self.done = done
+        if self._bar:
+            self._bar.update(self._task, completed=done, note=note)
+            return
+        now = time.monotonic()
+        if done < self.total and now - self._printed < PLAIN_EVERY_S:
+            return
+        self._printed = now
+        speed = (done - self._first) / max(now - self._start, 1e-9)
+        left = f", {_duration((self.total - done) / speed)} left" if speed and done < self.total else ""
+        self.console.print(f"{self.title} {done}/{self.total} {note}{left}".rstrip(), highlight=False)
+
+
+def _duration(seconds: float) -> str:
+    seconds = int(seconds)
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
+
+
+class Warnings:
+    """Warns of a thing once a run, and counts the rest."""
+
+    def __init__(self):
+        self.counts: dict[str, int] = {}
+
+    def __call__(self, key: str, message: str) -> None:
+        """Logs `message` the first time `key` comes up."""
+        self.counts[key] = self.counts.get(key, 0) + 1
+        if self.counts[key] == 1:
+            logging.warning(message)
+
+
+def results_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
+    """Pass@1 on held-out problems by policy and kind, before and after, with bootstrap intervals.
+
+    Args:
+      before, after: results of `mutualrl.evaluate.evaluate`.
+    """
+    table = Table(title="Held-out problems, pass@1 [95 % bootstrap interval over problems]")
+    for column in ("policy", "kind", "problems", "before", "after", "change"):
+        table.add_column(column, justify="left" if column in ("policy", "kind") else "right")
+    for name in after:
+        rows = [*after[name].get("kinds", {}), "all"]
+        for i, kind in enumerate(rows):
+            b, a = (x[name] if kind == "all" else x[name]["kinds"][kind] for x in (before, after))
+            table.add_row(
+                name if i == 0 else "",
+                kind,
+                str(a["n"]),
+                _cell(b),
+                _cell(a),
+                f"{a['accuracy'] - b['accuracy']:+.2f}",
+                style="bold" if kind == "all" else None,
+                end_section=kind == "all",
+            )
+    return table
+
+
+def _cell(result: Mapping[str, Any]) -> str:
+    low, high = result["interval"]
+    return f"{result['accuracy']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def show_end(summary: Mapping[str, Any], workdir: Path) -> None:
+    """Prints the table of a finished run, its folder, and where to look next."""
+    console = Console()
+    policies = summary["policies"]
+    if all("before" in p and "after" in p for p in policies.values()):
+        before, after = ({n: p[when] for n, p in policies.items()} for when in ("before", "after"))
+        console.print(results_table(before, after))
+    console.print(f"\n{_duration(summary['seconds'])} in all. The run is in {workdir}:", highlight=False)
+    for name, what in (
+        ("summary.json", "results, settings and versions"),
+        ("metrics.jsonl", "every metric of every step"),
+        ("tensorboard/", f"the same to look at: tensorboard --logdir {workdir}"),
+        ("checkpoints/", "all policies; the same command with more --config.steps goes on from there"),
+    ):
+        if (workdir / name).exists():
+            console.print(f"  {name:<15} {what}", highlight=False)

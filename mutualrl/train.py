@@ -1,0 +1,273 @@
+"""The loop: a cohort of policies, one step after the other.
+
+    python -m mutualrl.train --config=configs/demo.py --workdir=runs/demo [--config.steps=50 ...]
+
+The same command takes up a run that was stopped, from its last complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from mutualrl import metrics, report
+from mutualrl.batches import own_rows
+from mutualrl.checkpoint import Checkpoints
+from mutualrl.cohort import build, open_models
+from mutualrl.config import ConfigError, PolicyConfig, RunConfig
+from mutualrl.data.stream import ProblemStream
+from mutualrl.evaluate import evaluate, spread_over_kinds
+from mutualrl.meshes import make_plan
+from mutualrl.policy import Policy
+from mutualrl.rewards.workers import GraderPool
+from mutualrl.summary import write_summary
+from mutualrl.types import Problem
+
+
+def train_step(
+    step: int,
+    cohort: Sequence[Policy],
+    problems: Sequence[Problem],
+    label: Any,
+    transfer: Any,
+    grader: GraderPool,
+) -> dict[str, dict[str, float]]:
+    """One cohort step: sample, label, build batches, update. Verbs of all policies are dispatched together.
+
+    Args:
+      step: number of the step, from 0.
+      cohort: the policies; their states move on.
+      problems: the step's P problems, the same for all.
+      label: module of `mutualrl.labels`. transfer: module of `mutualrl.transfer`.
+      grader: judges replies.
+
+    Returns:
+      metrics of every policy by name, and under '' those of the step (seconds a stage).
+    """
+    clock = [time.monotonic()]
+    pending = {p.name: p.sample(problems, step) for p in cohort}
+    rollouts = {name: work.result() for name, work in pending.items()}
+    clock.append(time.monotonic())
+
+    verdicts = {name: label.label(own, rollouts, grader) for name, own in rollouts.items()}
+    clock.append(time.monotonic())
+
+    scores = {p.name: snapshot_scores(p, rollouts[p.name]) for p in cohort}
+    updates = {p.name: [] for p in cohort}
+    for p in cohort:
+        old, ref = (work and work.result().logp for work in scores[p.name])
+        for batch in transfer.build(rollouts[p.name], rollouts, verdicts[p.name], p.config, p.index, old, ref):
+            updates[p.name].append(p.update(batch))
+    results = {
+        p.name: {
+            **metrics.of_rollouts(rollouts[p.name], verdicts[p.name]),
+            **metrics.of_updates([u.result() for u in updates[p.name]]),
+            "tokens/scored": float(rollouts[p.name].mask.sum() * sum(work is not None for work in scores[p.name])),
+        }
+        for p in cohort
+    }
+    clock.append(time.monotonic())
+    seconds = {f"time/{k}": b - a for k, a, b in zip(("sample", "label", "update"), clock, clock[1:])}
+    return {**results, "": seconds}
+
+
+def snapshot_scores(policy: Policy, own) -> tuple:
+    """Pending log-probs of the own rows under (the snapshot, the reference), each None where nothing needs it.
+
+    With one update a step the snapshot is the policy being updated, so the ratio is 1 without a forward pass.
+    """
+    config = policy.config
+    rows = own_rows(own, policy.index)
+    old = config.updates_per_step > 1 or (config.kl_coef and config.kl_in_reward)
+    return policy.score(rows) if old else None, policy.score(rows, reference=True) if config.kl_coef else None
+
+
+def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
+    """Runs the cohort from its last checkpoint (or the start) to the end; see the module's docstring.
+
+    Args:
+      run: the settings, from `mutualrl.config.read`.
+      workdir: folder of checkpoints, metrics.jsonl, tensorboard/, config.json and summary.json.
+
+    Returns:
+      the contents of summary.json.
+
+    Raises:
+      ConfigError: something cannot work; raised before any weight is loaded.
+    """
+    started, workdir = time.monotonic(), Path(workdir)
+    plan = make_plan(run.policies, run.plan)
+    opened = open_models(run)
+    train_problems, dropped = fitting_problems(load_problems(run, "train"), run, opened)
+    held_out, _ = fitting_problems(load_problems(run, "test"), run, opened) if run.eval_problems else ([], 0)
+    held_out = spread_over_kinds(held_out, run.eval_problems, run.seed)
+    if len(train_problems) < run.problems_per_step:
+        raise ConfigError(f"problems_per_step={run.problems_per_step}: the data has {len(train_problems)} usable problems")
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    note_config(run, workdir)
+    cohort = build(run, opened, plan)
+    label = importlib.import_module(f"mutualrl.labels.{run.label}")
+    transfer = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
+    stream, checkpoints = ProblemStream(train_problems, run.seed), Checkpoints(
+        workdir / "checkpoints", cohort, keep=run.checkpoint_keep
+    )
+    progress = {"seconds": 0.0, "tokens": {p.name: {} for p in cohort}, "evaluations": {}, "dropped_problems": dropped}
+    first_step = 0
+    if (restored := checkpoints.restore()) is not None:
+        first_step, progress = restored
+        stream.restore(progress["stream"])
+        logging.info("resuming %s at step %d", workdir, first_step)
+    before_seconds = progress["seconds"]
+    warn = report.Warnings()
+
+    with GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s) as grader:
+        writer = metrics.MetricWriter(workdir, tensorboard=run.tensorboard, first_step=first_step)
+
+        def assess(step: int, title: str) -> None:
+            if held_out and str(step) not in progress["evaluations"]:
+                with report.Progress(title, len(held_out)) as bar:
+                    found = evaluate(
+                        cohort,
+                        held_out,
+                        grader,
+                        samples=run.eval_samples,
+                        temperature=run.eval_temperature,
+                        top_p=run.eval_top_p,
+                        top_k=run.eval_top_k,
+                        advance=bar.update,
+                    )
+                progress["evaluations"][str(step)] = found
+                writer.write(step, {f"{name}/held_out/accuracy": r["accuracy"] for name, r in found.items()})
+
+        def save(step: int) -> None:
+            progress["seconds"] = before_seconds + time.monotonic() - started
+            checkpoints.save(step, {**progress, "stream": stream.state()})
+
+        assess(0, "Evaluating before training")
+        with report.Progress("Training", run.steps, done=first_step) as bar:
+            for step in range(first_step, run.steps):
+                found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, grader)
+                count_tokens(progress["tokens"], found)
+                check_health(found, run, warn)
+                writer.write(step, flatten(found, grader))
+                bar.update(step + 1, describe(found))
+                done = step + 1
+                if done < run.steps and run.eval_every and done % run.eval_every == 0:
+                    assess(done, f"Evaluating after step {done}")
+                if done < run.steps and run.checkpoint_every and done % run.checkpoint_every == 0:
+                    save(done)
+        assess(run.steps, "Evaluating after training")
+        if first_step < run.steps:
+            save(run.steps)
+        writer.close()
+    checkpoints.close()
+    return write_summary(workdir, run, cohort, progress)
+
+
+def load_problems(run: RunConfig, split: str) -> list[Problem]:
+    """Problems of a split.
+
+    Raises:
+      ConfigError: an option of the source is wrong, or a file is missing.
+    """
+    options = {k: v for k, v in run.data.items() if k != "name"}
+    try:
+        return importlib.import_module(f"mutualrl.data.{run.data['name']}").load(split, **options)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data: {' '.join(str(error).split())}") from error
+
+
+def fitting_problems(problems: Sequence[Problem], run: RunConfig, opened: Mapping) -> tuple[list[Problem], int]:
+    """Problems whose prompt fits every policy (the problem set stays common), and how many were dropped."""
+    kept = [
+        x
+        for x in problems
+        if all(len(o.tokenizer.prompt(x.question)) <= run.policies[n].max_prompt_tokens for n, o in opened.items())
+    ]
+    dropped = len(problems) - len(kept)
+    if dropped:
+        logging.warning("%d of %d problems have a prompt over max_prompt_tokens: dropped", dropped, len(problems))
+    return kept, dropped
+
+
+def note_config(run: RunConfig, workdir: Path) -> None:
+    """Writes config.json; where there is one of an earlier try, says what has changed since."""
+    path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(run)))
+    if path.exists():
+        changed = _differences(json.loads(path.read_text()), now)
+        if changed:
+            logging.warning("%s was begun with other settings: %s", workdir, "; ".join(changed))
+    path.write_text(json.dumps(now, indent=1) + "\n")
+
+
+def _differences(a: Any, b: Any, where: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [d for k in {**a, **b} for d in _differences(a.get(k), b.get(k), f"{where}.{k}" if where else k)]
+    return [] if a == b else [f"{where} was {a!r}, now {b!r}"]
+
+
+def count_tokens(totals: dict[str, dict[str, int]], found: Mapping[str, Mapping[str, float]]) -> None:
+    """Adds a step's generated, trained and scored tokens to the totals of every policy."""
+    for name, total in totals.items():
+        for kind in ("generated", "trained", "scored"):
+            total[kind] = total.get(kind, 0) + int(found[name][f"tokens/{kind}"])
+
+
+def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn: report.Warnings) -> None:
+    """Warns, once each, of what usually means that a run is not doing what its owner thinks."""
+    for name, policy in run.policies.items():
+        m = found[name]
+        limit = run.mismatch_limit if policy.dtype == "float32" else max(run.mismatch_limit, 0.1)
+        if m.get("mismatch/mean_abs", 0) > limit:
+            warn(f"{name}/mismatch", f"{name}: sampler and trainer log-probs differ by {m['mismatch/mean_abs']:.3f} nats a "
+                 f"token on average (limit {limit:g}); look at dtype and temperature")  # fmt: skip
+        if m["truncated_frac"] == 1.0:
+            warn(f"{name}/truncated", f"{name}: every completion was cut off at max_new_tokens="
+                 f"{policy.max_new_tokens}; raise it, or set stop_text")  # fmt: skip
+        if m["skipped_updates"]:
+            warn(f"{name}/skipped", f"{name}: an update had a non-finite gradient and was skipped")
+        if m["reward/invalid"]:
+            warn(f"{name}/invalid", f"{name}: some rewards were not finite; those rollouts left the update")
+
+
+def flatten(found: Mapping[str, Mapping[str, float]], grader: GraderPool) -> dict[str, float]:
+    """Slash paths to numbers: `<policy>/<metric>`, step-wide ones without a policy."""
+    out = {f"{name}/{k}" if name else k: v for name, m in found.items() for k, v in m.items()}
+    return {**out, "grader/timeouts": grader.timeouts, "grader/crashes": grader.crashes}
+
+
+def describe(found: Mapping[str, Mapping[str, float]]) -> str:
+    """A step in a few words, for the progress display."""
+    names = [n for n in found if n]
+    seconds = sum(found[""].values())
+    tokens = sum(found[n]["tokens/generated"] for n in names)
+    rewards = "  ".join(f"{n} {found[n].get('reward/mean', float('nan')):.2f}" for n in names)
+    return f"reward {rewards}  {tokens / seconds:,.0f} tok/s"
+
+
+def main() -> None:
+    """Command line."""
+    from mutualrl.command_line import read_command_line
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        run, workdir = read_command_line(sys.argv)
+        if run.warmup:
+            from mutualrl.warmup import ensure_models
+
+            run = ensure_models(run)
+        summary = train(run, workdir)
+    except ConfigError as error:
+        sys.exit(f"config: {error}")
+    report.show_end(summary, Path(workdir))
+
+
+if __name__ == "__main__":
+    main()
