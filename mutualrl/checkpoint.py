@@ -7,17 +7,20 @@ A step that lacks a policy, or was cut off in writing, is set aside and the newe
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from mutualrl.config import ConfigError
 from mutualrl.policy import Policy
 
 _RUN = "run"
-_INCOMPLETE = ".incomplete"
 
 
 class Checkpoints:
@@ -28,6 +31,9 @@ class Checkpoints:
         folder: made if it does not exist.
         policies: the cohort; their names are part of the format.
         keep: steps kept.
+
+        Raises:
+          ConfigError: the folder holds checkpoints of other policies.
         """
         self.folder = Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -43,25 +49,36 @@ class Checkpoints:
 
     def _set_aside_incomplete(self) -> None:
         """Renames step folders without every policy's finished record, so that they neither load nor block a save."""
-        for step in self.folder.iterdir():
-            if not step.name.isdigit():
+        names = [p.name for p in self.policies]
+        for step in sorted(x for x in self.folder.iterdir() if x.name.isdigit()):
+            try:
+                saved = json.loads((step / _RUN / "metadata").read_text())["policies"]
+            except (OSError, ValueError, KeyError):
+                self._set_aside(step, "it has no record of the run")
                 continue
+            if set(saved) != set(names):
+                raise ConfigError(
+                    f"policies={', '.join(names)}: the checkpoints in {self.folder} are of {', '.join(saved)}; "
+                    "use another workdir"
+                )
             missing = [n for n in map(_item, self.policies) if not (step / n / "_METADATA").is_file()]
-            if not any((step / _RUN).glob("*")):
-                missing.append(_RUN)
             if missing:
-                target = step.with_name(step.name + _INCOMPLETE)
-                for n in range(1, 1000):
-                    if not target.exists():
-                        break
-                    target = step.with_name(f"{step.name}{_INCOMPLETE}{n}")
-                step.rename(target)
-                logging.warning("checkpoint %s lacks %s: set aside as %s", step, ", ".join(missing), target.name)
+                self._set_aside(step, f"it lacks {', '.join(missing)}")
+
+    def _set_aside(self, step: Path, reason: str) -> None:
+        target = next(
+            t
+            for n in itertools.count(1)
+            if not (t := step.with_name(f"{step.name}.incomplete{n if n > 1 else ''}")).exists()
+        )
+        step.rename(target)
+        logging.warning("checkpoint %s set aside as %s: %s", step, target.name, reason)
 
     def save(self, step: int, run: Mapping[str, Any]) -> None:
         """Writes all policies after `step` finished steps, with the JSON-able record `run`. Returns when it is on disk."""
+        run = {**run, "policies": [p.name for p in self.policies]}
         states = {_item(p): ocp.args.StandardSave(p.state) for p in self.policies}
-        self._manager.save(step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonSave(dict(run))}, **states), force=True)
+        self._manager.save(step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonSave(run)}, **states), force=True)
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:
         """Puts the newest readable step into the policies, under their own shardings.
@@ -70,28 +87,28 @@ class Checkpoints:
           (finished steps, record of the run), or None where there is no checkpoint.
 
         Raises:
-          ValueError: there are checkpoints, but none that fits these policies.
+          ConfigError: there are checkpoints, but none that can be read into these policies.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        failure: Exception | None = None
-        for step in steps:
+        unreadable: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
             wanted = {
                 _item(p): ocp.args.StandardRestore(jax.tree.map(_abstract, p.state, p.state_shardings))
                 for p in self.policies
             }
             try:
-                found = self._manager.restore(
-                    step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonRestore()}, **wanted)
-                )
+                found = self._manager.restore(step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonRestore()}, **wanted))
             except Exception as error:  # whatever a damaged file makes orbax raise: an older step may be whole
-                failure = error
-                logging.warning("checkpoint %s/%s cannot be read: %s", self.folder, step, str(error).splitlines()[0])
+                unreadable[step] = str(error).splitlines()[0][:200]
                 continue
+            for newer, reason in unreadable.items():
+                self._set_aside(self.folder / str(newer), reason)
+            if unreadable:
+                self._manager.reload()
             for p in self.policies:
                 p.state = found[_item(p)]
             return step, found[_RUN]
-        if failure:
-            raise ValueError(f"none of the checkpoints in {self.folder} fits this run: {str(failure).splitlines()[0]}")
+        if unreadable:
+            raise ConfigError(f"workdir: no checkpoint in {self.folder} fits this run: {unreadable[max(unreadable)]}")
         return None
 
     def close(self) -> None:

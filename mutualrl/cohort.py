@@ -1,15 +1,17 @@
-"""From the settings of a run to its policies: everything is checked before any weight is read."""
+"""From the settings of a run to its problems and policies; everything is checked before any weight is read."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from mutualrl import losses, sharding, types
+from mutualrl import data, losses, sharding, types
 from mutualrl.config import ConfigError, RunConfig
 from mutualrl.meshes import Plan
 from mutualrl.models.config import ModelConfig
@@ -17,6 +19,7 @@ from mutualrl.models.gguf import GGUFSource
 from mutualrl.models.weights import load_params, resolve
 from mutualrl.policy import Policy
 from mutualrl.tokenizers.tokenizer import Tokenizer
+from mutualrl.types import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,34 @@ def open_models(run: RunConfig) -> dict[str, Opened]:
             raise ConfigError(f"policies.{name}.model={policy.model!r}: {' '.join(str(error).split())}") from error
         opened[name] = Opened(weights, config, tokenizer)
     return opened
+
+
+def load_problems(run: RunConfig, split: str) -> list[Problem]:
+    """Problems of a split.
+
+    Raises:
+      ConfigError: an option of the source is wrong, or a file is missing.
+    """
+    options = {k: v for k, v in run.data.items() if k != "name"}
+    try:
+        return data.load(run.data["name"], split, **options)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data: {' '.join(str(error).split())}") from error
+
+
+def fitting_problems(
+    problems: Sequence[Problem], run: RunConfig, opened: Mapping[str, Opened]
+) -> tuple[list[Problem], int]:
+    """Problems whose prompt fits every policy (the problem set stays common), and how many were dropped."""
+    kept = [
+        x
+        for x in problems
+        if all(len(o.tokenizer.prompt(x.question)) <= run.policies[n].max_prompt_tokens for n, o in opened.items())
+    ]
+    dropped = len(problems) - len(kept)
+    if dropped:
+        logging.warning("%d of %d problems have a prompt over max_prompt_tokens: dropped", dropped, len(problems))
+    return kept, dropped
 
 
 def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]:

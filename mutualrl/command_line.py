@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from absl import flags
 from ml_collections import config_flags
@@ -22,31 +22,65 @@ def read_command_line(argv: Sequence[str]) -> tuple[RunConfig, str]:
       ConfigError: a flag, file, setting or value is wrong; the message is one line.
     """
     values = flags.FlagValues()
-    holder = config_flags.DEFINE_config_file("config", None, "config file", flag_values=values)
+    config_flags.DEFINE_config_file("config", None, "config file", flag_values=values)
     flags.DEFINE_string("workdir", "", "folder of the run", flag_values=values)
     saved = sys.argv
     try:
         # ml_collections reads sys.argv itself to find out which settings are overridden.
-        sys.argv = values.read_flags_from_files(list(argv), force_gnu=False)
-        rest = values(sys.argv)
+        argv = values.read_flags_from_files(list(argv), force_gnu=False)
+        path = _config_path(argv)
+        _check_overrides(argv)
+        sys.argv = argv
+        rest = values(argv)
         if len(rest) > 1:
             raise ConfigError(f"{rest[1]!r}: not a flag; settings are given as --config.path.to.setting=value")
-        path = next((m[1] for a in sys.argv if (m := re.match(r"--?config=([^:]+)", a))), None)
-        if path is None:
-            raise ConfigError("--config=FILE is missing, e.g. --config=configs/demo.py")
-        if not Path(path).is_file():
-            raise ConfigError(f"--config={path}: no such file")
-        return read(holder.value), values["workdir"].value or f"runs/{Path(path).stem}"
+        return read(values["config"].value), values["workdir"].value or f"runs/{Path(path).stem}"
     except ConfigError:
         raise
     except Exception as error:  # absl and ml_collections raise many types for one thing: a wrong flag
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(" ".join(str(error).split()) or type(error).__name__) from error
     finally:
         sys.argv = saved
 
 
-def _one_line(error: Exception) -> str:
-    """A library's complaint about a flag, without its line breaks, object dumps and doubled quotes."""
-    text = " ".join(str(error).replace("\\n", " ").split())
-    text = re.sub(r"Other fields present: .*?\}\"?\s*", "", text)
-    return text.strip("'\"") or type(error).__name__
+def _config_path(argv: Sequence[str]) -> str:
+    """The config file named by --config, which must exist; what follows a colon is an argument of its `get_config`."""
+    for flag, following in zip(argv, [*argv[1:], ""]):
+        if match := re.fullmatch(r"--?config(?:=(.*))?", flag):
+            path = match[1] if match[1] is not None else following
+            if not Path(path.partition(":")[0]).is_file():
+                raise ConfigError(f"--config={path}: no such file")
+            return path.partition(":")[0]
+    raise ConfigError("--config=FILE is missing, e.g. --config=configs/demo.py")
+
+
+def _check_overrides(argv: Sequence[str]) -> None:
+    """Refuses overrides of settings that do not exist, or of another type, by the name they were given."""
+    plain = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "config file", flag_values=plain)
+    whole = next(a if "=" in a else f"{a}={b}" for a, b in zip(argv, argv[1:] + [""]) if re.match(r"--?config(=|$)", a))
+    sys.argv = ["", whole]  # see above; `read_command_line` puts its own back
+    plain(sys.argv)
+    for flag in argv:
+        match = re.match(r"--?(?:no)?(config\.[^=]+)(?:=(.*))?", flag, re.DOTALL)
+        if not match:
+            continue
+        node, where = plain["config"].value, "config"
+        for key in match[1].split(".")[1:]:
+            if not hasattr(node, "keys") or key not in node:
+                allowed = f"; allowed are {', '.join(sorted(node.keys()))}" if hasattr(node, "keys") else ""
+                raise ConfigError(f"{where}.{key}: no such setting{allowed}")
+            node, where = node[key], f"{where}.{key}"
+        kind = type(node).__name__
+        try:
+            if match[2] is not None and isinstance(node, (int, float)):
+                {"bool": _boolean}.get(kind, type(node))(match[2])
+        except ValueError as error:
+            allowed = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
+            raise ConfigError(f"{where}={match[2]}: must be {allowed}") from error
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false", "t", "f", "1", "0", "yes", "no", "y", "n"):
+        raise ValueError(text)
+    return text.lower() in ("true", "t", "1", "yes", "y")

@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 import pkgutil
 import typing
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
 
-from mutualrl import advantages, types
+from mutualrl import advantages, data, rewards, types
 
 SCHEDULES = ("constant", "linear", "cosine")
 PLANS = ("auto", "static", "time_slice")
@@ -122,9 +124,7 @@ class RunConfig:
 
 def base_config() -> ml_collections.ConfigDict:
     """A ConfigDict with every setting at its default and no policies yet."""
-    run = {
-        f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in ("policies", "data", "warmup")
-    }
+    run = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in ("policies", "data", "warmup")}
     config = ml_collections.ConfigDict(run)
     config.data = ml_collections.ConfigDict({"name": "procedural"})
     config.warmup = ml_collections.ConfigDict()
@@ -140,7 +140,9 @@ def add_policy(config: ml_collections.ConfigDict, name: str, **settings: Any) ->
       ConfigError: the name is no string, or a setting does not exist.
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(f"policies: name {name!r} must be a string of letters, digits and _, not starting with a digit")
+        raise ConfigError(
+            f"policies: name {name!r} must be a string of letters, digits and _, not starting with a digit"
+        )
     policy = ml_collections.ConfigDict()
     for key in config.policy:
         policy[key] = config.policy.get_oneway_ref(key)
@@ -203,7 +205,8 @@ def _typed(cls: type, values: Mapping[str, Any], where: str) -> Any:
     for key, value in values.items():
         default = fields[key].default
         if default is not dataclasses.MISSING and not _fits(value, default):
-            raise ConfigError(f"{where}.{key}={value!r}: must be of type {type(default).__name__}")
+            kind = "a finite number" if isinstance(default, float) else f"of type {type(default).__name__}"
+            raise ConfigError(f"{where}.{key}={value!r}: must be {kind}")
         out[key] = float(value) if isinstance(default, float) else value
     return cls(**out)
 
@@ -212,9 +215,9 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     if isinstance(default, float):
-        return isinstance(value, (int, float)) and value == value
+        return isinstance(value, (int, float)) and math.isfinite(value)
     if isinstance(default, (tuple, list)):
-        return isinstance(value, (tuple, list))
+        return isinstance(value, (tuple, list, Mapping))  # a source may take names, or names with their settings
     return isinstance(value, type(default))
 
 
@@ -242,7 +245,9 @@ def _one_of(field: str, value: str, allowed: typing.Sequence[str]) -> None:
 def _within(field: str, value: float, low: float, high: float = float("inf"), open_low: bool = False) -> None:
     if not (low < value if open_low else low <= value) or value > high:
         bound = f"above {low:g}" if open_low else f"at least {low:g}"
-        raise ConfigError(f"{field}={value!r}: must be {bound}" + (f" and at most {high:g}" if high < float("inf") else ""))
+        raise ConfigError(
+            f"{field}={value!r}: must be {bound}" + (f" and at most {high:g}" if high < float("inf") else "")
+        )
 
 
 def _check_run(run: RunConfig) -> None:
@@ -253,12 +258,12 @@ def _check_run(run: RunConfig) -> None:
     _within("grader_timeout_s", run.grader_timeout_s, 0, open_low=True)
     _within("eval_top_p", run.eval_top_p, 0, 1, open_low=True)
     _one_of("plan", run.plan, PLANS)
-    _one_of("grader", run.grader, [m for m in modules("mutualrl.rewards") if m not in ("workers", "worker")])
+    _one_of("grader", run.grader, rewards.names())
     _one_of("label", run.label, modules("mutualrl.labels"))
     _one_of("transfer", run.transfer, modules("mutualrl.transfer"))
     if not isinstance(run.data, Mapping) or not isinstance(run.data.get("name"), str):
         raise ConfigError(f"data={run.data!r}: must be a dict with a name")
-    _one_of("data.name", run.data["name"], [m for m in modules("mutualrl.data") if m != "stream"])
+    _one_of("data.name", run.data["name"], data.names())
     load = importlib.import_module(f"mutualrl.data.{run.data['name']}").load
     check_options("data", load, {k: v for k, v in run.data.items() if k != "name"})
 
@@ -273,7 +278,14 @@ def _check_policy(p: PolicyConfig, where: str) -> None:
     _one_of(f"{where}.kl_estimator", p.kl_estimator, types.KL_ESTIMATORS)
     _one_of(f"{where}.correction", p.correction, types.CORRECTIONS)
     _one_of(f"{where}.schedule", p.schedule, SCHEDULES)
-    for field in ("max_prompt_tokens", "prompt_bucket", "max_new_tokens", "updates_per_step", "tensor", "correction_cap"):
+    for field in (
+        "max_prompt_tokens",
+        "prompt_bucket",
+        "max_new_tokens",
+        "updates_per_step",
+        "tensor",
+        "correction_cap",
+    ):
         _within(f"{where}.{field}", getattr(p, field), 1)
     for field in ("slots", "devices", "micro_batch", "micro_batch_tokens", "advantage_eps", "weight_decay", "clip_norm",
                   "kl_coef", "entropy_coef", "overlong_factor", "lr", "clip_high"):  # fmt: skip

@@ -112,7 +112,7 @@ def evaluate(
             reward, extracted = grader.grade(replies, [x for x in chunk for _ in range(samples)])
             correct[name][start : start + len(chunk)] = (reward >= 1.0).reshape(-1, samples)
             answers[name] += [extracted[i : i + samples] for i in range(0, len(extracted), samples)]
-            tokens[name] += int(rollouts.lengths.sum())
+            tokens[name] += int(rollouts.lengths[: len(chunk)].sum())
         advance(start + len(chunk))
 
     results = {name: _summary(problems, c, samples) for name, c in correct.items()}

@@ -88,7 +88,7 @@ def token_logprobs(
     @jax.checkpoint
     def one(args):
         h, y = args
-        logits = mask_vocab(head(h), real_vocab) / temperature
+        logits = mask_vocab(head(h) / temperature, real_vocab)  # masked last, so that it stays finite
         logz = jax.nn.logsumexp(logits, axis=-1)
         picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
         p = jnp.exp(logits - logz[..., None])
@@ -127,7 +127,8 @@ def kl_estimate(logp: jax.Array, ref_logp: jax.Array, estimator: str) -> jax.Arr
     k2 = 0.5 * e * e
     if estimator == "k2":
         return k2
-    k3 = clamp(jnp.exp(e) - e - 1.0, 0.0, KL_CLAMP)
+    k3 = jnp.expm1(e) - e  # expm1: the rounding of exp(e) - e - 1 would go below 0 near e = 0
+    k3 = clamp(k3, -KL_CLAMP, KL_CLAMP)
     return k3 if estimator == "k3" else k2 + jax.lax.stop_gradient(k3 - k2)
 
 
@@ -216,10 +217,13 @@ def loss(
     Returns:
       scalar f32, and a dict of f32 sums: additive over micro-batches and devices, but for keys that end in `/max`.
     """
-    now = jax.lax.stop_gradient(logp)
     m, sm = batch.mask, batch.surr_mask
+    # Pads may hold anything, NaN included: 0 times NaN would still reach the gradient.
+    logp = jnp.where(m, logp, 0.0)
+    batch = dataclasses.replace(batch, adv=jnp.where(sm, batch.adv, 0.0))
+    now = jax.lax.stop_gradient(logp)
     denom = jnp.where(batch.denom_self[:, None], now, batch.denom_logp)
-    denom = jnp.where(sm, denom, now)  # pads may hold anything, NaN included
+    denom = jnp.where(sm, denom, now)
     rho = log_ratios(logp, denom, batch, settings.levels)
     own = m & jnp.isfinite(batch.sampler_logp)
     gap = jnp.where(own, denom - jnp.where(own, batch.sampler_logp, 0.0), 0.0)

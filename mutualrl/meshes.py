@@ -48,7 +48,10 @@ def slice_sizes(available: int, policies: Mapping[str, PolicyConfig]) -> dict[st
     rest = {name: p for name, p in policies.items() if not p.devices}
     left = available - sum(sizes.values())
     if left < sum(p.tensor for p in rest.values()):
-        asked = ", ".join(f"policies.{n}.devices={s}" for n, s in sizes.items()) or f"{len(rest)} policies"
+        asked = ", ".join(
+            f"policies.{n}.devices={p.devices}" if p.devices else f"policies.{n}.tensor={p.tensor}"
+            for n, p in policies.items()
+        )
         raise ConfigError(f"{asked}: more than the {available} devices there are; use fewer or plan='time_slice'")
     total = sum(p.share for p in rest.values())
     ideal = {name: left * p.share / total for name, p in rest.items()}

@@ -76,22 +76,27 @@ def of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class MetricWriter:
-    """Writes scalars of a step to `metrics.jsonl` (one object a line, key `step`) and to TensorBoard event files."""
+    """Writes scalars to `metrics.jsonl` (one object a line) and to TensorBoard event files.
 
-    def __init__(self, folder: Path, *, tensorboard: bool, first_step: int = 0):
+    `step` counts finished cohort steps: 1 is the first step, 0 an evaluation before it.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool, keep_to: int = -1):
         """Args:
         folder: the run's folder.
         tensorboard: also write event files into `folder/tensorboard`. Imports TensorFlow.
-        first_step: where the run takes up; later lines of an earlier try are removed.
+        keep_to: finished steps of the checkpoint a run goes on from; later lines of an earlier try are removed.
         """
         self._path = folder / "metrics.jsonl"
         if self._path.exists():
-            kept = [x for x in self._path.read_text().splitlines() if _step_of(x) < first_step]
+            kept = [x for x in self._path.read_text().splitlines() if _step_of(x) <= keep_to]
             self._path.write_text("".join(x + "\n" for x in kept))
         self._file = self._path.open("a")
         self._board = None
         if tensorboard:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notes on its start would hide ours
+            # TensorFlow only writes event files here; its notes on how it would compute would hide ours.
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
             from clu import metric_writers  # imports TensorFlow: seconds, so only where it is asked for
 
             self._board = metric_writers.SummaryWriter(str(folder / "tensorboard"))

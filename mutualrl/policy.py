@@ -396,12 +396,15 @@ class Policy:
     # Micro-batches
 
     def micro_rows(self, rows: int, length: int) -> int:
-        """Rows of one forward/backward pass: the configured number or token budget, a multiple of the row split."""
+        """Rows of one forward/backward pass: at most the configured number or token budget, a multiple of the row split
+        (and at least one row a device)."""
         ways = self.mesh.shape["fsdp"]
-        want = self.config.micro_batch or rows
+        each = -(-rows // ways)
+        if self.config.micro_batch:
+            each = min(each, self.config.micro_batch // ways)
         if self.config.micro_batch_tokens:
-            want = max(1, self.config.micro_batch_tokens // length)
-        return min(-(-want // ways), -(-rows // ways)) * ways
+            each = min(each, self.config.micro_batch_tokens // length // ways)
+        return max(1, each) * ways
 
     def _cut(self, batch: Batch) -> Batch:
         size = self.micro_rows(*batch.tokens.shape)

@@ -87,11 +87,10 @@ def draw(
     Returns:
       ids i32[n] and log-probs f32[n] in nats.
     """
-    logits = mask_vocab(logits, settings.real_vocab)
+    logits = mask_vocab(logits if settings.greedy else logits / temperature, settings.real_vocab)
     if settings.greedy:
         token = jnp.argmax(logits, axis=-1)
     else:
-        logits = logits / temperature
         filtered = filter_logits(logits, settings.top_k, settings.top_p)
         token = jax.vmap(jax.random.categorical)(keys, filtered)
     logp = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), token[:, None], axis=-1)[:, 0]

@@ -16,8 +16,9 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 from mutualrl.config import RunConfig
 from mutualrl.policy import Policy

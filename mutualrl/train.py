@@ -13,14 +13,15 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 from mutualrl import metrics, report
 from mutualrl.batches import own_rows
 from mutualrl.checkpoint import Checkpoints
-from mutualrl.cohort import build, open_models
-from mutualrl.config import ConfigError, PolicyConfig, RunConfig
+from mutualrl.cohort import build, fitting_problems, load_problems, open_models
+from mutualrl.config import ConfigError, RunConfig
 from mutualrl.data.stream import ProblemStream
 from mutualrl.evaluate import evaluate, spread_over_kinds
 from mutualrl.meshes import make_plan
@@ -108,27 +109,34 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     held_out, _ = fitting_problems(load_problems(run, "test"), run, opened) if run.eval_problems else ([], 0)
     held_out = spread_over_kinds(held_out, run.eval_problems, run.seed)
     if len(train_problems) < run.problems_per_step:
-        raise ConfigError(f"problems_per_step={run.problems_per_step}: the data has {len(train_problems)} usable problems")
+        raise ConfigError(
+            f"problems_per_step={run.problems_per_step}: the data has {len(train_problems)} usable problems"
+        )
 
     workdir.mkdir(parents=True, exist_ok=True)
     note_config(run, workdir)
     cohort = build(run, opened, plan)
     label = importlib.import_module(f"mutualrl.labels.{run.label}")
     transfer = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
-    stream, checkpoints = ProblemStream(train_problems, run.seed), Checkpoints(
-        workdir / "checkpoints", cohort, keep=run.checkpoint_keep
+    stream, checkpoints = (
+        ProblemStream(train_problems, run.seed),
+        Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep),
     )
     progress = {"seconds": 0.0, "tokens": {p.name: {} for p in cohort}, "evaluations": {}, "dropped_problems": dropped}
     first_step = 0
     if (restored := checkpoints.restore()) is not None:
         first_step, progress = restored
-        stream.restore(progress["stream"])
+        try:
+            stream.restore(progress["stream"])
+        except ValueError as error:
+            raise ConfigError(f"data: {error}") from error
         logging.info("resuming %s at step %d", workdir, first_step)
     before_seconds = progress["seconds"]
     warn = report.Warnings()
 
     with GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s) as grader:
-        writer = metrics.MetricWriter(workdir, tensorboard=run.tensorboard, first_step=first_step)
+        kept = first_step if restored else -1
+        writer = metrics.MetricWriter(workdir, tensorboard=run.tensorboard, keep_to=kept)
 
         def assess(step: int, title: str) -> None:
             if held_out and str(step) not in progress["evaluations"]:
@@ -156,9 +164,9 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
                 found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, grader)
                 count_tokens(progress["tokens"], found)
                 check_health(found, run, warn)
-                writer.write(step, flatten(found, grader))
-                bar.update(step + 1, describe(found))
                 done = step + 1
+                writer.write(done, flatten(found, grader))
+                bar.update(done, describe(found))
                 if done < run.steps and run.eval_every and done % run.eval_every == 0:
                     assess(done, f"Evaluating after step {done}")
                 if done < run.steps and run.checkpoint_every and done % run.checkpoint_every == 0:
@@ -169,32 +177,6 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         writer.close()
     checkpoints.close()
     return write_summary(workdir, run, cohort, progress)
-
-
-def load_problems(run: RunConfig, split: str) -> list[Problem]:
-    """Problems of a split.
-
-    Raises:
-      ConfigError: an option of the source is wrong, or a file is missing.
-    """
-    options = {k: v for k, v in run.data.items() if k != "name"}
-    try:
-        return importlib.import_module(f"mutualrl.data.{run.data['name']}").load(split, **options)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"data: {' '.join(str(error).split())}") from error
-
-
-def fitting_problems(problems: Sequence[Problem], run: RunConfig, opened: Mapping) -> tuple[list[Problem], int]:
-    """Problems whose prompt fits every policy (the problem set stays common), and how many were dropped."""
-    kept = [
-        x
-        for x in problems
-        if all(len(o.tokenizer.prompt(x.question)) <= run.policies[n].max_prompt_tokens for n, o in opened.items())
-    ]
-    dropped = len(problems) - len(kept)
-    if dropped:
-        logging.warning("%d of %d problems have a prompt over max_prompt_tokens: dropped", dropped, len(problems))
-    return kept, dropped
 
 
 def note_config(run: RunConfig, workdir: Path) -> None:

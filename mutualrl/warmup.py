@@ -15,8 +15,9 @@ import importlib
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,15 @@ import numpy as np
 import optax
 
 from mutualrl import types
+from mutualrl.cohort import load_problems
 from mutualrl.config import ConfigError, RunConfig, check_options
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import Decoder, init_params
 from mutualrl.models.weights import export_hf
 from mutualrl.policy import hashed, logprobs
 from mutualrl.report import Progress
-from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.tokenizers import train as train_tokenizer
+from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.types import Problem
 
 MODEL = "warmup"  # `policies.<name>.model` of a policy whose model is made here
@@ -78,16 +80,14 @@ def ensure_models(run: RunConfig) -> RunConfig:
         digest = hashlib.blake2b(json.dumps(plan, sort_keys=True).encode(), digest_size=6).hexdigest()
         folder = Path(settings["folder"]) / f"{name}-{digest}"
         if not folder.is_dir():
-            make_model(folder, name, plan)
+            make_model(folder, name, plan, load_problems(run, "train"))
         policies[name] = dataclasses.replace(policies[name], model=str(folder))
     return dataclasses.replace(run, policies=policies)
 
 
-def make_model(folder: Path, name: str, plan: Mapping[str, Any]) -> None:
+def make_model(folder: Path, name: str, plan: Mapping[str, Any], problems: list[Problem]) -> None:
     """Trains one policy's tokenizer and model, and writes them to `folder` when both are done."""
-    data = dict(plan["data"])
-    source = importlib.import_module(f"mutualrl.data.{data.pop('name')}")
-    problems: list[Problem] = source.load("train", **data)
+    source = importlib.import_module(f"mutualrl.data.{plan['data']['name']}")
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 
-def decoupling(
-    both: int, only_a: int, only_b: int, neither: int, same_wrong: int = 0
-) -> dict[str, float]:
+def decoupling(both: int, only_a: int, only_b: int, neither: int, same_wrong: int = 0) -> dict[str, float]:
     """Agreement statistics of two policies (our definitions; the Co-RL paper gives values only).
 
     Args:

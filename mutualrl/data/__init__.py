@@ -25,7 +25,7 @@ def names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_SOURCES)
 
 
-def load(name: str, split: str, **options: Any) -> list[Problem]:
+def load(name: str, split: str, /, **options: Any) -> list[Problem]:
     """Problems of one split of the source called `name`; ValueError for an unknown source, option, split or value."""
     if name not in names():
         raise ValueError(f"data source {name!r} is unknown; there are {', '.join(names())}")

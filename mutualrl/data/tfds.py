@@ -113,7 +113,9 @@ def _feature(builder: Any, option: str, name: str) -> Any:
     for part in name.split("."):
         inner = getattr(feature, "feature", feature)  # of a sequence
         if not hasattr(inner, "keys") or part not in inner:
-            raise ValueError(f"{option} is {name!r}; allowed are the features {', '.join(builder.info.features)}")
+            raise ValueError(
+                f"{option} is {name!r}; allowed are the features {', '.join(sorted(builder.info.features))}"
+            )
         feature = inner[part]
     return feature
 

@@ -10,8 +10,9 @@ import dataclasses
 import mmap
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 import gguf
 import numpy as np

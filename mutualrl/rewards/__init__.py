@@ -24,8 +24,12 @@ def names() -> list[str]:
 
 def find(name: str) -> str:
     """Full module name of a grader: one of this package, or any other by its dotted name; ValueError if unknown."""
-    if "." in name and importlib.util.find_spec(name) is not None:
-        return name
+    if "." in name:
+        try:
+            if importlib.util.find_spec(name):
+                return name
+        except ModuleNotFoundError:  # of a parent package
+            pass
     if name not in names():
         raise ValueError(f"grader {name!r} is unknown; there are {', '.join(names())}, or a module by its dotted name")
     return f"{__name__}.{name}"

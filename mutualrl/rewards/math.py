@@ -214,7 +214,7 @@ def _is_words(text: str) -> bool:
 
 
 def _words(text: str) -> str:
-    text = re.sub(r"[\W_]+", "", re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text))
+    text = re.sub(r"[\s().'’]+", "", re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text))
     return text.lower() if len(text) > 1 else text  # case tells variables apart, not words
 
 

@@ -58,6 +58,7 @@ _SPELLING = [
 # A LaTeX command ends where its letters end: `\\tfrac83` is one.
 _SPELLING = [(re.compile(pattern.replace(r"\b", "(?![A-Za-z])")), new) for pattern, new in _SPELLING]
 _MIXED = re.compile(r"(?<![\d.}^_])(\d+)\s*(?:\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s(\d+)/(\d+)(?!\d))")
+_SLASH = re.compile(r"(?<![\w}).])(?:\(([^()]*)\)\s*/\s*\(([^()]*)\)|(\d+)\s*/\s*(\d+))(?!\s*[\d.^!/])")
 _UNIT_TEXT = re.compile(r"(?<=[\d})%])\s*(?:\\text\s*\{([^{}]*)\})+\s*(?:\^\s*\{?\d\}?)?$")
 _UNIT_WORDS = re.compile(r"^(-?[\d.,/ ]*\d|-?\\frac\{[^{}]*\}\{[^{}]*\})\s*((?:[A-Za-z]{2,}[. ]*)+)(?:\^\s*\{?\d\}?)?$")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?![\d,])")
@@ -101,7 +102,9 @@ def normalise(text: str) -> tuple[str, str]:
     if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
         text = re.sub(r"([\d.]+)\s*\^\\circ", r"\\frac{\1\\pi}{180}", text)
     text = re.sub(r"\s*\^\\circ", "", text)
-    return _MIXED.sub(_mixed, text).strip(), unit
+    text = _MIXED.sub(_mixed, text)
+    # The LaTeX parser reads 5/2 x as 5/(2x).
+    return _SLASH.sub(lambda m: rf"\frac{{{m[1] or m[3]}}}{{{m[2] or m[4]}}}", text).strip(), unit
 
 
 def _mixed(m: re.Match) -> str:

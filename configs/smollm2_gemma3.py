@@ -1,0 +1,56 @@
+"""A real pair: SmolLM2-135M-Instruct and Gemma-3-270M (pretrained) on short arithmetic with a four-shot prompt.
+
+The models come from the GGUF files that `launch/fetch_small_models.sh` fetches, by default; on a machine with a hub,
+
+    --config.policies.smollm2.model=HuggingFaceTB/SmolLM2-135M-Instruct --config.policies.gemma3.model=google/gemma-3-270m
+
+or from local HF folders, in the same way.
+"""
+
+from mutualrl.config import add_policy, base_config
+
+# Both models solve some of these and neither all: mixed groups, from which GRPO learns.
+TEMPLATE = """\
+Question: Solve the following multiplication: 3 * 8. Give only the result as your final answer.
+Answer: 24
+
+Question: Find the Greatest Common Divisor (GCD) of these numbers: 12, 18. Give only the GCD as your final answer.
+Answer: 6
+
+Question: Solve the following multiplication: 7 * 5. Give only the result as your final answer.
+Answer: 35
+
+Question: Find the Greatest Common Divisor (GCD) of these numbers: 9, 27. Give only the GCD as your final answer.
+Answer: 9
+
+Question: {question}
+Answer:"""
+
+
+def get_config():
+    config = base_config()
+    config.steps = 100
+    config.problems_per_step = 8
+    config.data = dict(
+        name="reasoning_gym",
+        tasks=dict(products=dict(max_digits=1), gcd=dict(max_value=30)),
+        size=400,
+    )
+    config.grader = "reasoning_gym"
+    config.eval_problems = 64
+    config.eval_samples = 4
+    config.checkpoint_every = 10  # a step takes a while on a CPU
+
+    config.policy.template = TEMPLATE
+    config.policy.stop_text = "\n"
+    config.policy.max_prompt_tokens = 256
+    config.policy.prompt_bucket = 256  # all prompts are nearly as long: one compilation
+    config.policy.group_size = 8
+    config.policy.max_new_tokens = 16  # an answer has two or three tokens
+    config.policy.micro_batch = 8  # rows of a pass: keeps a step within a few GB
+    config.policy.remat = True
+    config.policy.lr = 1e-6  # as in the published GRPO recipes
+    config.policy.clip_high = 0.28
+    add_policy(config, "smollm2", model="models/smollm2-135m-instruct.gguf")
+    add_policy(config, "gemma3", model="models/gemma3-270m.gguf")
+    return config

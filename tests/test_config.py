@@ -1,0 +1,170 @@
+"""Settings: defaults in one place, overrides, and one-line refusals before anything is loaded."""
+
+import subprocess
+import sys
+import textwrap
+
+import ml_collections
+import pytest
+
+from mutualrl.command_line import read_command_line
+from mutualrl.config import ConfigError, add_policy, base_config, read
+
+
+def two_policies(**settings):
+    config = base_config()
+    add_policy(config, "a", model="x", **settings)
+    add_policy(config, "b", model="y", lr=5e-4)
+    return config
+
+
+def test_one_place_sets_all_that_do_not_say_otherwise():
+    config = two_policies()
+    config.policy.lr = 1e-2
+    config.policy.group_size = 4
+    run = read(config)
+    assert (run.policies["a"].lr, run.policies["b"].lr) == (1e-2, 5e-4)
+    assert [p.group_size for p in run.policies.values()] == [4, 4]
+    config.policies.a.group_size = 16
+    run = read(config)
+    assert [p.group_size for p in run.policies.values()] == [16, 4]
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(group_size=1), "policies.a.group_size=1: estimator grpo"),
+        (dict(estimator="gae"), "policies.a.estimator='gae': allowed are grpo, dr_grpo, rloo"),
+        (dict(kl_estimator="k1"), "policies.a.kl_estimator='k1': allowed are k2, k3, k3_k2"),
+        (dict(aggregation="mean"), "policies.a.aggregation='mean': allowed are token_mean"),
+        (dict(overlong_factor=1.0), "policies.a.overlong_buffer=0"),
+        (dict(temperature=0.0), "policies.a.temperature=0.0: must be above 0"),
+        (dict(lr=float("nan")), "policies.a.lr=nan: must be a finite number"),
+        (dict(clip_low=1.5), "policies.a.clip_low=1.5: must be at least 0 and at most 1"),
+        (dict(dual_clip=0.5), "policies.a.dual_clip=0.5"),
+        (dict(warmup_fraction=0.7, stable_fraction=0.7), "policies.a.stable_fraction=0.7"),
+        (dict(micro_batch=4, micro_batch_tokens=64), "policies.a.micro_batch_tokens=64: set it or micro_batch"),
+        (dict(template="no place"), "policies.a.template='no place': must contain {question}"),
+        (dict(dtype="float16"), "policies.a.dtype='float16': allowed are float32, bfloat16"),
+    ],
+)
+def test_bad_settings_of_a_policy(change, says):
+    with pytest.raises(ConfigError) as error:
+        read(two_policies(**change))
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "path, value, says",
+    [
+        ("steps", 0, "steps=0: must be at least 1"),
+        ("label", "oracle", "label='oracle': allowed are verifier"),
+        ("transfer", "magic", "transfer='magic': allowed are none"),
+        ("grader", "vibes", "grader='vibes': allowed are"),
+        ("plan", "parallel", "plan='parallel': allowed are auto, static, time_slice"),
+        ("data", ml_collections.ConfigDict({"name": "nowhere"}), "data.name='nowhere': allowed are"),
+        (
+            "data",
+            ml_collections.ConfigDict({"name": "procedural", "sise": 3}),
+            "data.sise: no such setting; allowed are",
+        ),
+        ("data", ml_collections.ConfigDict({"name": "procedural", "size": "3"}), "data.size='3': must be of type int"),
+        ("eval_top_p", 0.0, "eval_top_p=0.0"),
+    ],
+)
+def test_bad_settings_of_a_run(path, value, says):
+    config = two_policies()
+    with config.unlocked():
+        config[path] = value
+    with pytest.raises(ConfigError) as error:
+        read(config)
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_policies_have_string_names_and_known_settings():
+    with pytest.raises(ConfigError, match="name 0 must be a string"):
+        add_policy(base_config(), 0)
+    with pytest.raises(ConfigError, match="policies.a.lrr: no such setting; allowed are adam_b1"):
+        add_policy(base_config(), "a", lrr=1)
+    with pytest.raises(ConfigError, match="policies.a.lr='x': must be of type float"):
+        add_policy(base_config(), "a", lr="x")
+    with pytest.raises(ConfigError, match="at least one"):
+        read(base_config())
+    config = base_config()
+    config.policies = ml_collections.ConfigDict({"a": {"model": "x", "lrr": 1}})
+    with pytest.raises(ConfigError, match="policies.a.lrr: no such setting"):
+        read(config)
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            from mutualrl.config import add_policy, base_config
+
+            def get_config():
+                config = base_config()
+                add_policy(config, "a", model="x")
+                add_policy(config, "b", model="y", lr=5e-4)
+                return config
+            """
+        )
+    )
+    return path
+
+
+def test_command_line_overrides(config_file, tmp_path):
+    before = list(sys.argv)
+    run, workdir = read_command_line(
+        [
+            "prog",
+            f"--config={config_file}",
+            "--config.policies.a.lr=1e-3",
+            "--config.policy.group_size=4",
+            "--config.steps=7",
+        ]
+    )
+    assert (run.policies["a"].lr, run.policies["b"].lr, run.policies["b"].group_size, run.steps) == (1e-3, 5e-4, 4, 7)
+    assert workdir == "runs/mine" and sys.argv == before
+    flags = tmp_path / "flags"
+    flags.write_text("--config.policies.b.clip_high=0.28\n--workdir=there\n")
+    run, workdir = read_command_line(["prog", "--config", str(config_file), f"--flagfile={flags}"])
+    assert run.policies["b"].clip_high == 0.28 and workdir == "there"
+
+
+@pytest.mark.parametrize(
+    "flag, says",
+    [
+        ("--config.policies.a.lrr=1", "config.policies.a.lrr: no such setting; allowed are adam_b1"),
+        ("--config.policies.c.lr=1", "config.policies.c: no such setting; allowed are a, b"),
+        ("--config.polices.a.lr=1", "config.polices: no such setting; allowed are"),
+        ("--config.policies.a.lr=fast", "config.policies.a.lr=fast: must be a number"),
+        ("--config.steps=1.5", "config.steps=1.5: must be a whole number"),
+        ("--config.tensorboard=maybe", "config.tensorboard=maybe: must be true or false"),
+        ("--config.policies.a.group_size=1", "policies.a.group_size=1"),
+        ("--wrkdir=x", "Unknown command line flag 'wrkdir'"),
+        ("stray", "'stray': not a flag"),
+    ],
+)
+def test_command_line_refusals(config_file, flag, says):
+    with pytest.raises(ConfigError) as error:
+        read_command_line(["prog", f"--config={config_file}", flag])
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_command_line_without_a_file():
+    with pytest.raises(ConfigError, match="--config=FILE is missing"):
+        read_command_line(["prog"])
+    with pytest.raises(ConfigError, match="--config=nowhere.py: no such file"):
+        read_command_line(["prog", "--config=nowhere.py"])
+
+
+def test_a_refusal_is_one_line_on_the_screen(config_file):
+    command = [sys.executable, "-m", "mutualrl.train", f"--config={config_file}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert (
+        done.stderr.startswith("config: policies.a.model='x': 'x' is no local folder") and done.stderr.count("\n") == 1
+    )

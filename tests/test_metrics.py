@@ -1,0 +1,89 @@
+"""Step metrics: what is counted, what is left out, and the lines on disk."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mutualrl import metrics, types
+from mutualrl.types import Rollouts, Verdicts
+
+
+def rollouts(lengths, finish, t=8):
+    lengths = np.array(lengths)
+    mask = np.arange(t) < lengths[..., None]
+    p, g = lengths.shape
+    return Rollouts(
+        policy="a",
+        version=0,
+        step=0,
+        problems=(),
+        prompt=np.zeros((p, 2), np.int32),
+        prompt_positions=np.zeros((p, 2), np.int32),
+        tokens=np.zeros((p, g, t), np.int32),
+        mask=mask,
+        logprobs=np.zeros((p, g, t), np.float32),
+        finish=np.array(finish, np.int8),
+        text=(("",) * g,) * p,
+        temperature=1.0,
+    )
+
+
+def test_of_rollouts():
+    own = rollouts([[2, 4], [8, 8], [1, 3]], [[0, 2], [1, 1], [0, 0]])
+    verdicts = Verdicts(np.array([[1, 0], [0, 0], [np.nan, 1]]), np.array([[1, 0], [0, 0], [-1, 1]], np.int8))
+    m = metrics.of_rollouts(own, verdicts)
+    assert m["reward/mean"] == pytest.approx(2 / 5) and m["reward/invalid"] == 1
+    assert m["success/mean"] == pytest.approx(2 / 5)
+    assert m["rescue/all_fail"] == pytest.approx(1 / 3) and m["success/all_right"] == 0
+    assert m["length/mean"] == pytest.approx(26 / 6) and m["length/max"] == 8 and m["tokens/generated"] == 26
+    assert m["truncated_frac"] == pytest.approx(1 / 3)
+    assert "reward/group_std" not in m
+
+    none = Verdicts(np.full((3, 2), np.nan), np.full((3, 2), -1, np.int8))
+    m = metrics.of_rollouts(own, none)
+    assert "reward/mean" not in m and "success/mean" not in m and all(math.isfinite(v) for v in m.values())
+
+
+def update(**given):
+    keys = ["entropy", "tokens/own", "tokens/surrogate", "tokens/trained", "tokens/kl", "mismatch/sum_abs",
+            "mismatch/kl", "mismatch/abs/max", "kl/ref", "kl/old", "kl/clamped", "clip/low", "clip/high", "clip/dual",
+            "skipped", "loss", "loss/surrogate", "loss/nll", "loss/kl", "grad_norm", "lr"]  # fmt: skip
+    return {**dict.fromkeys(keys, 0.0), **{k.replace("__", "/"): v for k, v in given.items()}}
+
+
+def test_of_updates_divides_sums_by_counts_of_the_whole_step():
+    a = update(entropy=1.0, tokens__own=1.0, tokens__surrogate=1.0, clip__low=1.0, mismatch__abs__max=0.3, loss=1.0)
+    b = update(entropy=0.0, tokens__own=9.0, tokens__surrogate=3.0, mismatch__abs__max=0.1, loss=3.0, skipped=1.0)
+    m = metrics.of_updates([a, b])
+    assert m["entropy"] == pytest.approx(0.1) and m["clip/low"] == pytest.approx(0.25)
+    assert m["mismatch/max_abs"] == 0.3 and m["loss"] == 2.0 and m["skipped_updates"] == 1.0
+    assert "kl/ref" not in m  # no token has a KL
+
+
+def test_masked_mean_and_effective_sample_size():
+    x = np.array([1.0, 2.0, np.nan, 4.0])
+    assert metrics.masked_mean(x, [1, 0, 0, 1]) == 2.5
+    assert math.isnan(metrics.masked_mean(x, [0, 0, 1, 1])) and math.isnan(metrics.masked_mean(x, [0] * 4))
+    assert metrics.effective_sample_size(np.full(7, 0.3)) == pytest.approx(7)
+    assert metrics.effective_sample_size(np.array([1.0, 0.0])) == pytest.approx(1)
+
+
+def test_truncated_is_the_finish_reason_and_not_the_length():
+    m = metrics.of_rollouts(rollouts([[8, 8]], [[types.STOP, types.LENGTH]]), Verdicts(np.ones((1, 2)), np.ones((1, 2))))
+    assert m["truncated_frac"] == 0.5
+
+
+def test_writer_takes_up_where_a_run_was_stopped(tmp_path):
+    writer = metrics.MetricWriter(tmp_path, tensorboard=False)
+    for step in range(4):
+        writer.write(step, {"a/loss": step / 2})
+    writer.close()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 4, "a/lo')  # killed in mid-write
+    writer = metrics.MetricWriter(tmp_path, tensorboard=False, first_step=2)
+    writer.write(2, {"a/loss": 7.0})
+    writer.close()
+    lines = [json.loads(x) for x in path.read_text().splitlines()]
+    assert [x["step"] for x in lines] == [0, 1, 2] and lines[-1]["a/loss"] == 7.0
