@@ -22,8 +22,8 @@ setup(
         "tokenizers>=0.22",  # fast tokenizers, and the tiny ones made on the spot
         "sentencepiece",  # tokenizer.model files
         "tensorflow-datasets",  # prepared data sets
-        "tensorflow-cpu; platform_machine == 'x86_64' and sys_platform != 'darwin'",  # clu's and tfds' writers and readers
-        "tensorflow; platform_machine != 'x86_64' or sys_platform == 'darwin'",  # the same where there is no -cpu build
+        "tensorflow-cpu; platform_machine == 'x86_64' and sys_platform != 'darwin'",  # event files of clu
+        "tensorflow; platform_machine != 'x86_64' or sys_platform == 'darwin'",  # without -cpu build
         "ml-collections",  # config files and overrides
         "clu",  # metric writers
         "tensorboard",  # which clu's writer imports without asking for it

@@ -6,7 +6,7 @@ the other is poor. Runs on two CPU cores in a few minutes.
 
 from mutualrl.config import add_policy, base_config
 
-# Kinds of problems with many possible answers; each has a right rule and a consistent wrong one (mutualrl.data.procedural).
+# Kinds of problems of mutualrl.data.procedural; each has a right rule and a consistent wrong one.
 FIRST = ("rev", "comp", "sort", "ends")
 SECOND = ("inc", "swap", "dup", "max")
 

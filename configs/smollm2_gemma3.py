@@ -1,10 +1,11 @@
 """A real pair: SmolLM2-135M-Instruct and Gemma-3-270M (pretrained) on short arithmetic with a four-shot prompt.
 
-The models come from the GGUF files that `launch/fetch_small_models.sh` fetches, by default; on a machine with a hub,
+The models come from the GGUF files that `launch/fetch_small_models.sh` fetches. On a machine with a hub, give
 
-    --config.policies.smollm2.model=HuggingFaceTB/SmolLM2-135M-Instruct --config.policies.gemma3.model=google/gemma-3-270m
+    --config.policies.smollm2.model=HuggingFaceTB/SmolLM2-135M-Instruct
+    --config.policies.gemma3.model=google/gemma-3-270m
 
-or from local HF folders, in the same way.
+and for local HF folders their paths, in the same way.
 """
 
 from mutualrl.config import add_policy, base_config

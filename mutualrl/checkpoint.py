@@ -75,7 +75,7 @@ class Checkpoints:
         logging.warning("checkpoint %s set aside as %s: %s", step, target.name, reason)
 
     def save(self, step: int, run: Mapping[str, Any]) -> None:
-        """Writes all policies after `step` finished steps, with the JSON-able record `run`. Returns when it is on disk."""
+        """Writes all policies after `step` finished steps, with the JSON-able record `run`, to disk."""
         run = {**run, "policies": [p.name for p in self.policies]}
         states = {_item(p): ocp.args.StandardSave(p.state) for p in self.policies}
         self._manager.save(step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonSave(run)}, **states), force=True)

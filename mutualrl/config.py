@@ -1,8 +1,8 @@
 """Every setting of a run, with its default, its reason and its limits; and the one-line refusal of a bad one.
 
 A config file builds an `ml_collections.ConfigDict` with `base_config` and `add_policy` and returns it from
-`get_config()`. Settings of a policy live under `config.policies.<name>`; each follows `config.policy.<setting>` until it
-is set for that policy, so `--config.policy.lr=1e-4` sets it for all and `--config.policies.llama.lr=1e-3` for one.
+`get_config()`. Settings of a policy live under `config.policies.<name>`; each follows `config.policy.<setting>` until
+it is set for that policy, so `--config.policy.lr=1e-4` sets it for all and `--config.policies.llama.lr=1e-3` for one.
 `read` turns the dict into the frozen dataclasses below and refuses whatever does not fit before anything is loaded.
 """
 
@@ -298,7 +298,8 @@ def _check_policy(p: PolicyConfig, where: str) -> None:
     _within(f"{where}.advantage_ddof", p.advantage_ddof, 0, 1)
     if p.group_size < 2:
         raise ConfigError(
-            f"{where}.group_size={p.group_size}: estimator {p.estimator} compares rollouts of a group; must be at least 2"
+            f"{where}.group_size={p.group_size}: estimator {p.estimator} compares rollouts of a group; "
+            "must be at least 2"
         )
     if p.dual_clip and p.dual_clip <= 1:
         raise ConfigError(f"{where}.dual_clip={p.dual_clip:g}: must be 0 (off) or above 1")

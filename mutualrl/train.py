@@ -208,8 +208,8 @@ def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn:
         m = found[name]
         limit = run.mismatch_limit if policy.dtype == "float32" else max(run.mismatch_limit, 0.1)
         if m.get("mismatch/mean_abs", 0) > limit:
-            warn(f"{name}/mismatch", f"{name}: sampler and trainer log-probs differ by {m['mismatch/mean_abs']:.3f} nats a "
-                 f"token on average (limit {limit:g}); look at dtype and temperature")  # fmt: skip
+            warn(f"{name}/mismatch", f"{name}: sampler and trainer log-probs differ by "
+                 f"{m['mismatch/mean_abs']:.3f} nats a token on average (limit {limit:g}); look at dtype and temperature")  # fmt: skip
         if m["truncated_frac"] == 1.0:
             warn(f"{name}/truncated", f"{name}: every completion was cut off at max_new_tokens="
                  f"{policy.max_new_tokens}; raise it, or set stop_text")  # fmt: skip

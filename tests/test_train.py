@@ -182,9 +182,8 @@ def test_killed_by_the_system_in_mid_run(models, whole, tmp_path):
     """SIGKILL at whatever moment it hits, then the same command: the same parameters as the run that was not killed."""
     config_file = tmp_path / "config.py"
     config_file.write_text(
-        "import sys; sys.path.insert(0, %r)\nfrom test_train import settings\n"
-        "def get_config():\n    return settings(%r)\n"
-        % (os.path.dirname(__file__), {k: str(v) for k, v in models.items()})
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_train import settings\n"
+        f"def get_config():\n    return settings({ {k: str(v) for k, v in models.items()} })\n"
     )
     workdir = tmp_path / "run"
     command = [sys.executable, "-m", "mutualrl.train", f"--config={config_file}", f"--workdir={workdir}"]
