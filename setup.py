@@ -16,12 +16,14 @@ setup(
     install_requires=[
         "jax>=0.10.2",  # arrays, compilation, meshes
         "flax>=0.12.8",  # the decoder (Linen)
+        "flax>=0.12.12; python_version >= '3.12'",  # the newer jax there needs it
         "optax>=0.2.5",  # optimisers and schedules
         "orbax-checkpoint>=0.12",  # checkpoints
         "transformers>=5.0",  # chat templates and tokenizers of the hub (never PyTorch)
         "tokenizers>=0.22",  # fast tokenizers, and the tiny ones made on the spot
         "sentencepiece",  # tokenizer.model files
         "tensorflow-datasets",  # prepared data sets
+        "importlib-resources",  # which tensorflow-datasets imports without asking for it
         "tensorflow-cpu; platform_machine == 'x86_64' and sys_platform != 'darwin'",  # event files of clu
         "tensorflow; platform_machine != 'x86_64' or sys_platform == 'darwin'",  # without -cpu build
         "ml-collections",  # config files and overrides

@@ -1,4 +1,4 @@
-"""A real pair: SmolLM2-135M-Instruct and Gemma-3-270M (pretrained) on short arithmetic with a four-shot prompt.
+"""A real pair: SmolLM2-135M-Instruct and Gemma-3-270M (pretrained) on short arithmetic with a two-shot prompt.
 
 The models come from the GGUF files that `launch/fetch_small_models.sh` fetches. On a machine with a hub, give
 
@@ -17,12 +17,6 @@ Answer: 24
 
 Question: Find the Greatest Common Divisor (GCD) of these numbers: 12, 18. Give only the GCD as your final answer.
 Answer: 6
-
-Question: Solve the following multiplication: 7 * 5. Give only the result as your final answer.
-Answer: 35
-
-Question: Find the Greatest Common Divisor (GCD) of these numbers: 9, 27. Give only the GCD as your final answer.
-Answer: 9
 
 Question: {question}
 Answer:"""
@@ -44,12 +38,11 @@ def get_config():
 
     config.policy.template = TEMPLATE
     config.policy.stop_text = "\n"
-    config.policy.max_prompt_tokens = 256
-    config.policy.prompt_bucket = 256  # all prompts are nearly as long: one compilation
+    config.policy.max_prompt_tokens = 112
+    config.policy.prompt_bucket = 112  # all prompts are nearly as long: one compilation
     config.policy.group_size = 8
     config.policy.max_new_tokens = 16  # an answer has two or three tokens
     config.policy.micro_batch = 8  # rows of a pass: keeps a step within a few GB
-    config.policy.remat = True
     config.policy.lr = 1e-6  # as in the published GRPO recipes
     config.policy.clip_high = 0.28
     add_policy(config, "smollm2", model="models/smollm2-135m-instruct.gguf")

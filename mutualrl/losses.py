@@ -89,7 +89,8 @@ def token_logprobs(
     def one(args):
         h, y = args
         logits = mask_vocab(head(h) / temperature, real_vocab)  # masked last, so that it stays finite
-        logz = jax.nn.logsumexp(logits, axis=-1)
+        logits -= jax.lax.stop_gradient(logits.max(-1, keepdims=True))  # large logits would cost digits
+        logz = jnp.log(jnp.exp(logits).sum(-1))
         picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
         p = jnp.exp(logits - logz[..., None])
         # Masked ids have p = 0 and a hugely negative logit; 0 * logit must stay 0.

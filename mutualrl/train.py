@@ -118,10 +118,8 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     cohort = build(run, opened, plan)
     label = importlib.import_module(f"mutualrl.labels.{run.label}")
     transfer = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
-    stream, checkpoints = (
-        ProblemStream(train_problems, run.seed),
-        Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep),
-    )
+    stream = ProblemStream(train_problems, run.seed)
+    checkpoints = Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep)
     progress = {"seconds": 0.0, "tokens": {p.name: {} for p in cohort}, "evaluations": {}, "dropped_problems": dropped}
     first_step = 0
     if (restored := checkpoints.restore()) is not None:
@@ -206,17 +204,23 @@ def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn:
     """Warns, once each, of what usually means that a run is not doing what its owner thinks."""
     for name, policy in run.policies.items():
         m = found[name]
+        gap = m.get("mismatch/mean_abs", 0.0)
         limit = run.mismatch_limit if policy.dtype == "float32" else max(run.mismatch_limit, 0.1)
-        if m.get("mismatch/mean_abs", 0) > limit:
-            warn(f"{name}/mismatch", f"{name}: sampler and trainer log-probs differ by "
-                 f"{m['mismatch/mean_abs']:.3f} nats a token on average (limit {limit:g}); look at dtype and temperature")  # fmt: skip
-        if m["truncated_frac"] == 1.0:
-            warn(f"{name}/truncated", f"{name}: every completion was cut off at max_new_tokens="
-                 f"{policy.max_new_tokens}; raise it, or set stop_text")  # fmt: skip
-        if m["skipped_updates"]:
-            warn(f"{name}/skipped", f"{name}: an update had a non-finite gradient and was skipped")
-        if m["reward/invalid"]:
-            warn(f"{name}/invalid", f"{name}: some rewards were not finite; those rollouts left the update")
+        signs = {
+            "mismatch": (
+                gap > limit,
+                f"sampler and trainer log-probs differ by {gap:.3f} nats a token (limit {limit:g})",
+            ),
+            "truncated": (
+                m["truncated_frac"] == 1.0,
+                f"every completion was cut off at max_new_tokens={policy.max_new_tokens}; raise it, or set stop_text",
+            ),
+            "skipped": (m["skipped_updates"], "an update had a non-finite gradient and was skipped"),
+            "invalid": (m["reward/invalid"], "some rewards were not finite; those rollouts left the update"),
+        }
+        for key, (seen, message) in signs.items():
+            if seen:
+                warn(f"{name}/{key}", f"{name}: {message}")
 
 
 def flatten(found: Mapping[str, Mapping[str, float]], grader: GraderPool) -> dict[str, float]:

@@ -109,7 +109,7 @@ def make_model(folder: Path, name: str, plan: Mapping[str, Any], problems: list[
 def encode_rows(
     tokenizer: Tokenizer, questions: list[str], answers: list[str], completion: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and positions i32[n, L] of prompts (left-padded) and answers with a stop id (right-padded to `completion`)."""
+    """Ids and positions i32[n, L]: prompts left-padded, answers with a stop id right-padded to `completion`."""
     prompts = [tokenizer.prompt(q) for q in questions]
     replies = [tokenizer.encode(a) + [tokenizer.stop_ids[0]] for a in answers]
     s = max(map(len, prompts))
