@@ -75,14 +75,31 @@ def ensure_models(run: RunConfig) -> RunConfig:
     for name, options in settings["policies"].items():
         if name not in policies or policies[name].model != MODEL:
             raise ConfigError(f"warmup.policies.{name}: there must be a policies.{name} with model='{MODEL}'")
-        check_options(f"warmup.policies.{name}", recipe, options)
+        where = f"warmup.policies.{name}"
+        check_options(where, recipe, options)
         plan = {**recipe(**options), "seed": run.seed, "data": dict(run.data)}
         digest = hashlib.blake2b(json.dumps(plan, sort_keys=True).encode(), digest_size=6).hexdigest()
         folder = Path(settings["folder"]) / f"{name}-{digest}"
         if not folder.is_dir():
-            make_model(folder, name, plan, load_problems(run, "train"))
+            _check(where, plan, problems := load_problems(run, "train"))
+            make_model(folder, name, plan, problems)
         policies[name] = dataclasses.replace(policies[name], model=str(folder))
     return dataclasses.replace(run, policies=policies)
+
+
+def _check(where: str, plan: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Refuses what would otherwise fail after minutes."""
+    if plan["tokenizer"] not in train_tokenizer.KINDS:
+        raise ConfigError(f"{where}.tokenizer={plan['tokenizer']!r}: allowed are {', '.join(train_tokenizer.KINDS)}")
+    if not hasattr(importlib.import_module(f"mutualrl.data.{plan['data']['name']}"), "demonstrations"):
+        raise ConfigError(f"data.name={plan['data']['name']!r}: a warm-up needs a source with demonstrations")
+    kinds = {x.kind for x in problems}
+    if missing := kinds - set(plan["right"]):
+        raise ConfigError(f"{where}.right: has no probability for {', '.join(sorted(missing))}")
+    try:
+        ModelConfig.from_hf({**plan["hf"], "vocab_size": 512})
+    except ValueError as error:
+        raise ConfigError(f"{where}.hf: {error}") from error
 
 
 def make_model(folder: Path, name: str, plan: Mapping[str, Any], problems: list[Problem]) -> None:

@@ -157,7 +157,10 @@ def test_levels_and_kinds_may_be_mixed_by_row():
     parts = []
     for i in range(8):
         row = Batch(**{f.name: getattr(batch, f.name)[i : i + 1] for f in dataclasses.fields(Batch)})
-        parts.append(run(logp[i : i + 1], row, kinds=(int(kind[i]),), levels=(int(level[i]),)))
+        parts.append(run(logp[i : i + 1], row, **settings))
+        if i in (0, 2, 5):  # compiled for its own form alone
+            alone = run(logp[i : i + 1], row, kinds=(int(kind[i]),), levels=(int(level[i]),))
+            np.testing.assert_allclose(alone[1], parts[-1][1], rtol=1e-6)
     np.testing.assert_allclose(value, sum(p[0] for p in parts), rtol=1e-5)
     np.testing.assert_allclose(grad, np.concatenate([p[1] for p in parts]), rtol=1e-5, atol=1e-7)
     assert all(np.abs(p[1]).sum() > 0 for p in parts)
@@ -175,15 +178,15 @@ def test_kl_values_and_gradients(estimator):
     else:
         expected = np.minimum(k3, 10)
         slope = np.where(inside, -wide, 0) if estimator == "k3_k2" else np.where(inside & (k3 <= 10), -np.expm1(wide), 0)
-    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=2e-5 if estimator == "k3_k2" else 1e-12)
-    np.testing.assert_allclose(grad, slope, rtol=1e-5)
+    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=2e-5 if estimator == "k3_k2" else 1e-9)
+    np.testing.assert_allclose(grad, slope, rtol=1e-5, atol=1e-7)
 
 
 def test_k3_is_never_negative_nor_dead_by_rounding():
     e = np.random.default_rng(0).uniform(-3e-3, 3e-3, 5000).astype(F32)
     value, grad = jax.vmap(jax.value_and_grad(lambda x: losses.kl_estimate(x, 0.0, "k3")))(-e)
     assert (np.asarray(value) >= 0).all()
-    np.testing.assert_allclose(grad, -np.expm1(e), rtol=1e-5)
+    np.testing.assert_allclose(grad, -np.expm1(e), atol=1e-7)
 
 
 def test_unknown_kl_estimator_lists_the_known():
@@ -200,7 +203,7 @@ def test_correction_weights():
     np.testing.assert_array_equal(weight("none"), np.ones((2, 5)))
     np.testing.assert_allclose(masked(weight("token_truncate")), masked(np.minimum(np.exp(delta), 2)), rtol=1e-6)
     np.testing.assert_allclose(weight("sequence_truncate"), [[2] * 5, [np.exp(-0.6)] * 5], rtol=1e-6)
-    np.testing.assert_allclose(weight("token_mask")[0, :4], [1, 0, np.exp(-0.7), 0], rtol=1e-6)  # 1/2 < .4966 is out
+    np.testing.assert_allclose(weight("token_mask")[0, :4], [1, 0, 0, 0])  # .4966 is below 1/2
     np.testing.assert_allclose(weight("token_mask", 3.0)[0, :4], [1, np.exp(0.7), np.exp(-0.7), 0], rtol=1e-6)
     np.testing.assert_allclose(weight("sequence_mask", 5.0), [[np.exp(1.5)] * 5, [np.exp(-0.6)] * 5], rtol=1e-6)
     np.testing.assert_array_equal(weight("sequence_mask", 4.0)[0], np.zeros(5))
@@ -366,17 +369,22 @@ def chunked(hidden, head, temperature, real, chunk):
     )
 
 
-@pytest.mark.parametrize("chunk", (1, 3, 6, 9, 20, 21, 10**6))
-@pytest.mark.parametrize("temperature, real", [(1.0, V), (0.5, REAL), (2.0, REAL), (0.1, REAL)])
+@pytest.mark.parametrize("chunk", (1, 6, 20, 10**6))  # columns of 1, 2, 6 (of 7: with padding) and 7
+@pytest.mark.parametrize("temperature, real", [(1.0, V), (0.1, REAL)])
 def test_chunked_logprobs_equal_the_whole(chunk, temperature, real):
-    def scalar(f, *extra):
-        g = lambda h, w: sum((weight * x).sum() for weight, x in zip(WEIGHT, f(h, w, temperature, real, *extra)))
-        return jax.jit(jax.value_and_grad(g, argnums=(0, 1)))(HIDDEN, HEAD)
+    """Values and gradients, of log-probs and entropies; at temperature 0.1 a masked logit must stay finite."""
 
-    for a, b in zip(chunked(HIDDEN, HEAD, temperature, real, chunk), plain_logprobs(HIDDEN, HEAD, temperature, real)):
+    def results(f, *extra):
+        def g(hidden, head):
+            out = f(hidden, head, temperature, real, *extra)
+            return sum((weight * x).sum() for weight, x in zip(WEIGHT, out)), out
+
+        (_, out), grads = jax.jit(jax.value_and_grad(g, argnums=(0, 1), has_aux=True))(HIDDEN, HEAD)
+        return out, grads
+
+    (out, grads), (expected, plain) = results(chunked, chunk), results(plain_logprobs)
+    for a, b in zip(out, expected):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    (value, grads), (expected, plain) = scalar(chunked, chunk), scalar(plain_logprobs)
-    np.testing.assert_allclose(value, expected, rtol=1e-4)
     for a, b in zip(grads, plain):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
     assert not np.asarray(grads[1])[:, real:].any()

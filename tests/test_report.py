@@ -1,0 +1,47 @@
+"""What people see."""
+
+import io
+
+from rich.console import Console
+
+from mutualrl.report import Progress, Warnings, results_table
+
+
+def test_plain_lines_without_a_terminal():
+    out = io.StringIO()
+    with Progress("Training", 3, console=Console(file=out)) as bar:
+        for done in (1, 2, 3):
+            bar.update(done, f"reward {done}")
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("Training 1/3 reward 1, 0:0") and lines[0].endswith("left")
+    assert lines[-1] == "Training 3/3 reward 3" and len(lines) == 2  # not more often than every few seconds
+
+
+def test_a_bar_on_a_terminal():
+    out = io.StringIO()
+    with Progress("Training", 3, console=Console(file=out, force_terminal=True, width=100)) as bar:
+        bar.update(3, "reward 0.5")
+    assert "reward 0.5" in out.getvalue() and "3/3" in out.getvalue()
+
+
+def test_a_warning_comes_once(caplog):
+    warn = Warnings()
+    for _ in range(3):
+        warn("a/truncated", "a: all cut off")
+    assert [r.message for r in caplog.records] == ["a: all cut off"] and warn.counts == {"a/truncated": 3}
+
+
+def test_table_has_every_kind_and_the_change():
+    def result(x):
+        return {"accuracy": x, "interval": [x - 0.1, x + 0.1], "n": 20}
+
+    before = {"a": {**result(0.2), "kinds": {"rev": result(0.1), "sort": result(0.3)}}}
+    after = {"a": {**result(0.6), "kinds": {"rev": result(0.5), "sort": result(0.7)}}}
+    out = io.StringIO()
+    Console(file=out, width=120).print(results_table(before, after))
+    rows = [line.split("│")[1:-1] for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [[c.strip() for c in row] for row in rows] == [
+        ["a", "rev", "20", "0.10 [0.00, 0.20]", "0.50 [0.40, 0.60]", "+0.40"],
+        ["", "sort", "20", "0.30 [0.20, 0.40]", "0.70 [0.60, 0.80]", "+0.40"],
+        ["", "all", "20", "0.20 [0.10, 0.30]", "0.60 [0.50, 0.70]", "+0.40"],
+    ]
