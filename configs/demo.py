@@ -18,7 +18,7 @@ def right(good, poor):
 
 def get_config():
     config = base_config()
-    config.steps = 300
+    config.steps = 250
     config.problems_per_step = 32  # four of each kind on average
     config.data.kinds = FIRST + SECOND
     config.grader = "exact"
@@ -54,7 +54,7 @@ def get_config():
             tokenizer="bytes",
             bos=True,
             right=right(FIRST, SECOND),
-            steps=1500,
+            steps=2500,
         ),
         qwen=dict(
             hf=dict(
