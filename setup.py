@@ -20,6 +20,7 @@ setup(
         "optax>=0.2.5",  # optimisers and schedules
         "orbax-checkpoint>=0.12",  # checkpoints
         "transformers>=5.0",  # chat templates and tokenizers of the hub (never PyTorch)
+        "jinja2>=3.1",  # which chat templates are written in
         "tokenizers>=0.22",  # fast tokenizers, and the tiny ones made on the spot
         "sentencepiece",  # tokenizer.model files
         "tensorflow-datasets",  # prepared data sets

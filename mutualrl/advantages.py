@@ -6,7 +6,7 @@ two equal prompts do not merge and a tiled order does not split a group.
 
 from __future__ import annotations
 
-from typing import Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 

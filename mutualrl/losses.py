@@ -11,13 +11,12 @@ At a bound exactly, every clip and clamp here passes its gradient, outside it do
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from mutualrl import types
-
 
 jax.tree_util.register_dataclass(
     types.Batch, data_fields=[f.name for f in dataclasses.fields(types.Batch)], meta_fields=[]
@@ -259,7 +258,9 @@ def _sums(now, entropy, batch, settings, rho, denom, ref, gap, own, surr, nll, k
             "loss/kl": kl.sum(),
             "tokens/own": count(own),
             "tokens/surrogate": count(live),
-            "tokens/trained": count(batch.mask & ((batch.surr_weight + batch.nll_weight + batch.kl_weight) != 0)[:, None]),
+            "tokens/trained": count(
+                batch.mask & ((batch.surr_weight + batch.nll_weight + batch.kl_weight) != 0)[:, None]
+            ),
             "tokens/kl": count(batch.mask & (batch.kl_weight != 0)[:, None]),
             "entropy": total(entropy, own),
             "kl/ref": total(kl_estimate(now, ref, "k3"), batch.mask),

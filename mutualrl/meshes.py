@@ -7,7 +7,7 @@ gets the same slice and they take turns. No method depends on which: only the wa
 from __future__ import annotations
 
 import dataclasses
-from typing import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from typing import Any, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,15 +87,21 @@ def make_optimizer(config: PolicyConfig, total_updates: int) -> optax.GradientTr
 
 def _decayed(params: dict) -> dict:
     """Which parameters decay: kernels and embeddings, not norms and biases."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: not path[-1].key.endswith(("norm", "bias")), params
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, _: not path[-1].key.endswith(("norm", "bias")), params)
 
 
 def logprobs(
-    params: dict, tokens, positions, completion: int, *, decoder: Decoder, temperature: float, real_vocab: int, chunk: int
+    params: dict,
+    tokens,
+    positions,
+    completion: int,
+    *,
+    decoder: Decoder,
+    temperature: float,
+    real_vocab: int,
+    chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probs and entropies f32[B, T] of the last `completion` tokens of rows i32[B, L], as the sampler defines them."""
+    """Log-probs and entropies f32[B, T] of the last `completion` tokens of rows i32[B, L], as the sampler has them."""
     hidden, _ = decoder.apply({"params": params}, tokens, positions)
     start = tokens.shape[1] - completion
     return losses.token_logprobs(
@@ -328,7 +335,9 @@ class Policy:
 
         def finish() -> Rollouts:
             tokens, logps, lengths = jax.device_get(out)
-            return self._rollouts(int(version), step, tuple(problems), prompt, positions, tokens, logps, lengths, temperature)
+            return self._rollouts(
+                int(version), step, tuple(problems), prompt, positions, tokens, logps, lengths, temperature
+            )
 
         return Pending(finish)
 

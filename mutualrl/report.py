@@ -125,8 +125,8 @@ def show_end(summary: Mapping[str, Any], workdir: Path) -> None:
     for name, what in (
         ("summary.json", "results, settings and versions"),
         ("metrics.jsonl", "every metric of every step"),
-        ("tensorboard/", f"the same to look at: tensorboard --logdir {workdir}"),
-        ("checkpoints/", "all policies; the same command with more --config.steps goes on from there"),
+        ("tensorboard/", f"tensorboard --logdir {workdir}"),
+        ("checkpoints/", "all policies; more --config.steps goes on from here"),
     ):
         if (workdir / name).exists():
             console.print(f"  {name:<15} {what}", highlight=False)

@@ -179,8 +179,10 @@ def sample(
         item = jnp.where(taken, item, s.item)
         problem = item // G
         pick = taken[None, :, None, None, None]
-        share = lambda cache, prompt: rows(  # noqa: E731
-            cache.at[:, :, :S].set(jnp.where(pick, jnp.moveaxis(prompt[problem], 0, 1), cache[:, :, :S])), 1
+        share = (
+            lambda cache, prompt: rows(  # noqa: E731
+                cache.at[:, :, :S].set(jnp.where(pick, jnp.moveaxis(prompt[problem], 0, 1), cache[:, :, :S])), 1
+            )
         )
         fresh = jnp.pad(positions[problem], ((0, 0), (0, T)), constant_values=types.PAD_POSITION)
         s = s._replace(

@@ -28,9 +28,7 @@ def spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     for pattern, axes in RULES:
         if re.search(pattern, path) and len(shape) >= len(axes):
             named = [None] * (len(shape) - len(axes)) + list(axes)
-            return PartitionSpec(
-                *(a if a and size % mesh.shape[a] == 0 else None for a, size in zip(named, shape))
-            )
+            return PartitionSpec(*(a if a and size % mesh.shape[a] == 0 else None for a, size in zip(named, shape)))
     return PartitionSpec()
 
 

@@ -158,7 +158,7 @@ def fit(
     Returns:
       float32 parameters.
     """
-    decoder = Decoder(model)
+    decoder = Decoder(model, unroll=model.num_layers)  # few layers: faster, and quick to compile
     tokens, positions = (jnp.stack([r[i] for r in rows]) for i in range(2))  # [2, n, L]
     chance = jnp.asarray(chance)
     optimizer = optax.chain(

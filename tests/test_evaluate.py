@@ -45,10 +45,16 @@ def test_bootstrap_interval():
 
 
 def test_spread_over_kinds():
-    problems = [Problem(id=f"{k}{i}", question="", kind=k) for k, n in (("a", 20), ("b", 20), ("c", 2)) for i in range(n)]
+    problems = [
+        Problem(id=f"{k}{i}", question="", kind=k) for k, n in (("a", 20), ("b", 20), ("c", 2)) for i in range(n)
+    ]
     picked = spread_over_kinds(problems, 12, seed=1)
     assert [sum(p.kind == k for p in picked) for k in "abc"] == [5, 5, 2]
-    assert picked == spread_over_kinds(list(reversed(problems))[::-1], 12, seed=1) == sorted(picked, key=lambda p: (p.kind, p.id))
+    assert (
+        picked
+        == spread_over_kinds(list(reversed(problems))[::-1], 12, seed=1)
+        == sorted(picked, key=lambda p: (p.kind, p.id))
+    )
     assert spread_over_kinds(problems, 12, seed=2) != picked
     assert len(spread_over_kinds(problems, 999)) == len(problems) and spread_over_kinds([], 5) == []
 
@@ -66,15 +72,28 @@ class Oracle:
         text = tuple(tuple(self.replies[x.id][:samples]) for x in problems)
         lengths = np.array([[1 + hashed(x.id + r) % t for r in row] for x, row in zip(problems, text)])
         return Pending(
-            lambda: Rollouts(self.name, 0, step, tuple(problems), np.zeros((p, 1)), np.zeros((p, 1)),
-                             np.zeros((p, samples, t)), np.arange(t) < lengths[..., None], np.zeros((p, samples, t)),
-                             np.zeros((p, samples)), text, temperature)  # fmt: skip
+            lambda: Rollouts(
+                self.name,
+                0,
+                step,
+                tuple(problems),
+                np.zeros((p, 1)),
+                np.zeros((p, 1)),
+                np.zeros((p, samples, t)),
+                np.arange(t) < lengths[..., None],
+                np.zeros((p, samples, t)),
+                np.zeros((p, samples)),
+                text,
+                temperature,
+            )  # fmt: skip
         )
 
 
 PROBLEMS = [Problem(id=f"q{i}", question="", answer="1", kind="xy"[i % 2]) for i in range(5)]
-FIRST = {"q0": ["1", "1", "2", ""], "q1": ["2", "2", "1", "1"], "q2": ["", "", "", ""], "q3": ["3", "1", "1", "1"], "q4": ["2"] * 4}
-SECOND = {"q0": ["2", "2", "2", "2"], "q1": ["1", "1", "1", "1"], "q2": ["1", "2", "3", "4"], "q3": ["3"] * 4, "q4": ["1"] * 4}
+FIRST = {k: v.split(",") for k, v in dict(q0="1,1,2,", q1="2,2,1,1", q2=",,,", q3="3,1,1,1", q4="2,2,2,2").items()}
+SECOND = {
+    k: v.split(",") for k, v in dict(q0="2,2,2,2", q1="1,1,1,1", q2="1,2,3,4", q3="3,3,3,3", q4="1,1,1,1").items()
+}
 
 
 @pytest.mark.parametrize("batch", (1, 2, 5, 64))

@@ -46,7 +46,7 @@ def batch_of(logp, mask=None, **fields):
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def value_and_grad(logp, batch, settings=LossSettings(), entropy=None):
+def value_and_grad(logp, batch, settings, entropy=None):
     def f(logp, entropy):
         value, sums = losses.loss(logp, entropy, batch, settings)
         return value, sums
@@ -97,12 +97,30 @@ def test_dual_clip_off():
 
 
 @pytest.mark.parametrize(
-    "rho, value, slope", [(0.25, 0.25**1.5, 0.5), (0.5, 0.5**1.5, 0.5**0.5), (1.0, 1, 1), (2.0, 2**1.5, 2**0.5), (2.5, 2**1.5, 0)]
+    "rho, value, slope",
+    [(0.25, 0.25**1.5, 0.5), (0.5, 0.5**1.5, 0.5**0.5), (1.0, 1, 1), (2.0, 2**1.5, 2**0.5), (2.5, 2**1.5, 0)],
 )
 def test_cap(rho, value, slope):
     """q sg(q)^alpha: the detached factor has no gradient; absolute bounds, not distances from 1."""
     got = objective_slope(rho, 1, kinds=(types.CAP,), clip=(0.25, 2.0), cap_alpha=0.5)
-    assert got == (pytest.approx(value if rho > 0.25 else 0.125), pytest.approx(slope))
+    assert got == (pytest.approx(value), pytest.approx(slope))
+
+
+def test_score_and_shape_gradients():
+    """Score: sg(clipped ratio) times the gradient of l, beyond the bounds too. Shape: gamma p/(p + gamma)^2."""
+    logp, gap = np.array([[-2.0, -1.0, -0.5, -0.7]], F32), np.array([[-0.7, 0.3, 1.2, -3.0]], F32)
+    adv = np.array([[1.0, -2.0, 1.0, 1.0]], F32)
+    score = batch_of(logp, denom_logp=logp - gap, adv=adv, clip=(0.1, 2.0), kind=types.SCORE)
+    value, grad, _ = run(logp, score, kinds=(types.SCORE,))
+    weight = np.clip(np.exp(gap), 0.1, 2.0)
+    np.testing.assert_allclose(value, -(weight * adv * logp).sum(), rtol=1e-5)
+    np.testing.assert_allclose(grad, -weight * adv, rtol=1e-5)
+
+    shape = batch_of(logp, denom_logp=logp - gap, adv=adv, kind=types.SHAPE)
+    value, grad, _ = run(logp, shape, kinds=(types.SHAPE,), shape_gamma=0.2)
+    p = np.exp(logp)
+    np.testing.assert_allclose(value, -(p / (p + 0.2) * adv).sum(), rtol=1e-5)
+    np.testing.assert_allclose(grad, -0.2 * p / (p + 0.2) ** 2 * adv, rtol=1e-5)
 
 
 def test_unknown_kind():
@@ -129,7 +147,9 @@ def test_sequence_ratio_against_its_definition():
     mask = np.arange(5) < np.array([[5], [2], [3]])
     logp, denom = rng.normal(-1, 0.2, (2, 3, 5)).astype(F32)
     adv = np.array([1.0, -2.0, 0.5], F32)[:, None]
-    batch = batch_of(logp, mask, denom_logp=denom, adv=adv, level=types.SEQUENCE, clip=(9, 9), surr_weight=1 / mask.sum(-1) / 3)
+    batch = batch_of(
+        logp, mask, denom_logp=denom, adv=adv, level=types.SEQUENCE, clip=(9, 9), surr_weight=1 / mask.sum(-1) / 3
+    )
 
     def plain(logp):
         s = jnp.exp((jnp.where(mask, logp - denom, 0).sum(-1)) / mask.sum(-1))
@@ -139,7 +159,9 @@ def test_sequence_ratio_against_its_definition():
     np.testing.assert_allclose(value, plain(logp), rtol=1e-6)
     np.testing.assert_allclose(grad, jax.grad(plain)(jnp.asarray(logp)), atol=1e-7)
 
-    shifted = dataclasses.replace(batch, seq_denom=np.array([np.nan, -3.0, np.nan], F32), seq_norm=np.array([2, 4, 3], F32))
+    shifted = dataclasses.replace(
+        batch, seq_denom=np.array([np.nan, -3.0, np.nan], F32), seq_norm=np.array([2, 4, 3], F32)
+    )
     rho = losses.log_ratios(jnp.asarray(logp), batch.denom_logp, shifted, (types.SEQUENCE,))
     np.testing.assert_allclose(rho[0, 0], np.exp((logp - denom)[0].sum() / 2), rtol=1e-6)
     np.testing.assert_allclose(rho[1, 0], np.exp((logp[1, :2].sum() + 3) / 4), rtol=1e-6)
@@ -168,7 +190,9 @@ def test_levels_and_kinds_may_be_mixed_by_row():
 
 @pytest.mark.parametrize("estimator", types.KL_ESTIMATORS)
 def test_kl_values_and_gradients(estimator):
-    e = np.array([-25, -20, -3, -0.5, -1e-3, -1e-4, 0, 1e-4, 1e-3, 0.5, 2.0, 2.6, 3.0, 20, 25], F32)  # k3 is 10 near 2.61
+    e = np.array(
+        [-25, -20, -3, -0.5, -1e-3, -1e-4, 0, 1e-4, 1e-3, 0.5, 2.0, 2.6, 3.0, 20, 25], F32
+    )  # k3 is 10 near 2.61
     value, grad = jax.vmap(jax.value_and_grad(lambda x: losses.kl_estimate(x, 0.0, estimator)))(-e)
     wide = np.clip(e.astype(np.float64), -20, 20)
     inside = np.abs(e) <= 20
@@ -177,7 +201,9 @@ def test_kl_values_and_gradients(estimator):
         expected, slope = k2, np.where(inside, -wide, 0)
     else:
         expected = np.minimum(k3, 10)
-        slope = np.where(inside, -wide, 0) if estimator == "k3_k2" else np.where(inside & (k3 <= 10), -np.expm1(wide), 0)
+        slope = (
+            np.where(inside, -wide, 0) if estimator == "k3_k2" else np.where(inside & (k3 <= 10), -np.expm1(wide), 0)
+        )
     np.testing.assert_allclose(value, expected, rtol=1e-4, atol=2e-5 if estimator == "k3_k2" else 1e-9)
     np.testing.assert_allclose(grad, slope, rtol=1e-5, atol=1e-7)
 
@@ -277,14 +303,14 @@ def test_full_batch_against_a_plain_loop():
     )
     total = 0.0
     for b, t in np.argwhere(batch.mask):
-        l, d, a = logp[b, t], batch.denom_logp[b, t], batch.adv[b, t]
+        now, d, a = logp[b, t], batch.denom_logp[b, t], batch.adv[b, t]
         if batch.surr_mask[b, t]:  # row 1 has one token, so its sequence ratio is its token ratio
-            rho = np.exp(l - d)
+            rho = np.exp(now - d)
             j = min(rho * a, np.clip(rho, 0.8, 1.2) * a)
             c = min(np.exp(d - batch.sampler_logp[b, t]), 2) * batch.is_weight[b, t]
             total += batch.surr_weight[b] * (-j * c - 0.1 * 0.7)
-        e = batch.ref_logp[b, t] - l
-        total += batch.nll_weight[b] * -l + batch.kl_weight[b] * (np.exp(e) - e - 1)
+        e = batch.ref_logp[b, t] - now
+        total += batch.nll_weight[b] * -now + batch.kl_weight[b] * (np.exp(e) - e - 1)
     np.testing.assert_allclose(value, total, rtol=1e-5)
     assert float(sums["tokens/own"]) == float(sums["tokens/kl"]) == float(sums["tokens/trained"]) == 4
     assert float(sums["tokens/surrogate"]) == 3 and float(sums["entropy"]) == pytest.approx(2.8)
@@ -312,7 +338,11 @@ def test_nothing_to_train_gives_zero(empty):
 def test_self_rows_have_ratio_one_and_the_policy_gradient():
     logp, batch = full_batch()
     batch = dataclasses.replace(
-        batch, denom_self=np.ones(3, bool), level=np.zeros(3, np.int8), nll_weight=np.zeros(3, F32), kl_weight=np.zeros(3, F32)
+        batch,
+        denom_self=np.ones(3, bool),
+        level=np.zeros(3, np.int8),
+        nll_weight=np.zeros(3, F32),
+        kl_weight=np.zeros(3, F32),
     )
     batch = dataclasses.replace(batch, is_weight=np.ones_like(batch.is_weight), clip=np.zeros((3, 2), F32))
     value, grad, sums = run(logp, batch, correction="none")

@@ -71,19 +71,24 @@ def test_masked_mean_and_effective_sample_size():
 
 
 def test_truncated_is_the_finish_reason_and_not_the_length():
-    m = metrics.of_rollouts(rollouts([[8, 8]], [[types.STOP, types.LENGTH]]), Verdicts(np.ones((1, 2)), np.ones((1, 2))))
+    m = metrics.of_rollouts(
+        rollouts([[8, 8]], [[types.STOP, types.LENGTH]]), Verdicts(np.ones((1, 2)), np.ones((1, 2)))
+    )
     assert m["truncated_frac"] == 0.5
 
 
 def test_writer_takes_up_where_a_run_was_stopped(tmp_path):
+    """Lines up to the checkpoint stay, an evaluation at it included; later and half-written ones go."""
     writer = metrics.MetricWriter(tmp_path, tensorboard=False)
-    for step in range(4):
+    for step in (0, 1, 2, 2, 3, 4):
         writer.write(step, {"a/loss": step / 2})
     writer.close()
     path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"step": 4, "a/lo')  # killed in mid-write
-    writer = metrics.MetricWriter(tmp_path, tensorboard=False, first_step=2)
-    writer.write(2, {"a/loss": 7.0})
+    path.write_text(path.read_text() + '{"step": 2, "a/lo')  # killed in mid-write
+    writer = metrics.MetricWriter(tmp_path, tensorboard=False, keep_to=2)
+    writer.write(3, {"a/loss": 7.0})
     writer.close()
     lines = [json.loads(x) for x in path.read_text().splitlines()]
-    assert [x["step"] for x in lines] == [0, 1, 2] and lines[-1]["a/loss"] == 7.0
+    assert [x["step"] for x in lines] == [0, 1, 2, 2, 3] and lines[-1]["a/loss"] == 7.0
+    metrics.MetricWriter(tmp_path, tensorboard=False).close()
+    assert path.read_text() == ""

