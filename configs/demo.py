@@ -4,7 +4,7 @@
 the other is poor. Runs on two CPU cores in a few minutes.
 """
 
-from mutualrl.config import add_policy, base_config
+from mutualrl.config import add_policy, base_config, use_data
 
 # Kinds of problems of mutualrl.data.procedural; each has a right rule and a consistent wrong one.
 FIRST = ("rev", "comp", "sort", "ends")
@@ -20,7 +20,7 @@ def get_config():
     config = base_config()
     config.steps = 250
     config.problems_per_step = 32  # four of each kind on average
-    config.data.kinds = FIRST + SECOND
+    use_data(config, "procedural", kinds=FIRST + SECOND)
     config.grader = "exact"
     config.eval_problems = 800  # a hundred of each kind: intervals of about ±0.1 a kind, ±0.03 in all
     config.eval_samples = 4

@@ -8,7 +8,7 @@ The models come from the GGUF files that `launch/fetch_small_models.sh` fetches.
 and for local HF folders their paths, in the same way.
 """
 
-from mutualrl.config import add_policy, base_config
+from mutualrl.config import add_policy, base_config, use_data
 
 # Both models solve some of these and neither all: mixed groups, from which GRPO learns.
 TEMPLATE = """\
@@ -26,11 +26,7 @@ def get_config():
     config = base_config()
     config.steps = 100
     config.problems_per_step = 8
-    config.data = dict(
-        name="reasoning_gym",
-        tasks=dict(products=dict(max_digits=1), gcd=dict(max_value=30)),
-        size=400,
-    )
+    use_data(config, "reasoning_gym", tasks=dict(products=dict(max_digits=1), gcd=dict(max_value=30)), size=400)
     config.grader = "reasoning_gym"
     config.eval_problems = 64
     config.eval_samples = 4

@@ -33,8 +33,8 @@ def group_advantages(
       dr_grpo: r - mu [understand-r1-zero]
       rloo: r - mean of the others = n/(n-1) (r - mu)
       batch_std: (r - mu)/(sd of all raw rewards of the update + eps) [TRL `scale_rewards="batch"`]
-      reinforce_pp_baseline: r - mu, then minus its mean and over (its sd + eps), both over the whole update
-        [REINFORCE++-baseline]. The second mean is 0 unless groups lost rows.
+      reinforce_pp_baseline: (r - mu)/(sd of all r - mu of the update + eps), whose mean is 0 already
+        [REINFORCE++-baseline]
 
     Args:
       rewards: f[R]; a non-finite reward makes its row invalid.
@@ -80,8 +80,6 @@ def group_advantages(
     elif estimator == "batch_std":
         scale = _inverse_std(r[valid], ddof, eps)
     else:
-        if valid.any():
-            centred = np.where(valid, centred - centred[valid].mean(), 0.0)
         scale = _inverse_std(centred[valid], ddof, eps)
     return centred * scale, valid
 

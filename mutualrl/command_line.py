@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from mutualrl.config import ConfigError, RunConfig, read
 
@@ -29,12 +30,12 @@ def read_command_line(argv: Sequence[str]) -> tuple[RunConfig, str]:
         # ml_collections reads sys.argv itself to find out which settings are overridden.
         argv = values.read_flags_from_files(list(argv), force_gnu=False)
         path = _config_path(argv)
-        _check_overrides(argv)
+        _check_overrides(_defaults(path), argv)
         sys.argv = argv
         rest = values(argv)
         if len(rest) > 1:
             raise ConfigError(f"{rest[1]!r}: not a flag; settings are given as --config.path.to.setting=value")
-        return read(values["config"].value), values["workdir"].value or f"runs/{Path(path).stem}"
+        return read(values["config"].value), values["workdir"].value or f"runs/{Path(path.partition(':')[0]).stem}"
     except ConfigError:
         raise
     except Exception as error:  # absl and ml_collections raise many types for one thing: a wrong flag
@@ -50,22 +51,31 @@ def _config_path(argv: Sequence[str]) -> str:
             path = match[1] if match[1] is not None else following
             if not Path(path.partition(":")[0]).is_file():
                 raise ConfigError(f"--config={path}: no such file")
-            return path.partition(":")[0]
+            return path
     raise ConfigError("--config=FILE is missing, e.g. --config=configs/demo.py")
 
 
-def _check_overrides(argv: Sequence[str]) -> None:
+def _defaults(path: str) -> ConfigDict:
+    """What the config file's `get_config` returns, before overrides; its own ConfigError comes out as it is."""
+    file, colon, argument = path.partition(":")
+    try:
+        config = runpy.run_path(file)["get_config"](*([argument] if colon else []))
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a config file does
+        raise ConfigError(f"--config={file}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(f"--config={file}: get_config returns {type(config).__name__}; it must return a ConfigDict")
+    return config
+
+
+def _check_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
     """Refuses overrides of settings that do not exist, or of another type, by the name they were given."""
-    plain = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", None, "config file", flag_values=plain)
-    whole = next(a if "=" in a else f"{a}={b}" for a, b in zip(argv, argv[1:] + [""]) if re.match(r"--?config(=|$)", a))
-    sys.argv = ["", whole]  # see above; `read_command_line` puts its own back
-    plain(sys.argv)
     for flag in argv:
         match = re.match(r"--?(?:no)?(config\.[^=]+)(?:=(.*))?", flag, re.DOTALL)
         if not match:
             continue
-        node, where = plain["config"].value, "config"
+        node, where = config, "config"
         for key in match[1].split(".")[1:]:
             if not hasattr(node, "keys") or key not in node:
                 allowed = f"; allowed are {', '.join(sorted(node.keys()))}" if hasattr(node, "keys") else ""

@@ -34,7 +34,7 @@ class PolicyConfig:
     """One policy: its model, prompts, objective, optimiser and share of the machine."""
 
     # Model
-    model: str = ""  # HF folder, hub id, GGUF file or `warmup:<name>` folder made by mutualrl.warmup
+    model: str = ""  # HF folder, hub id, GGUF file, or `warmup` if mutualrl.warmup makes it
     dtype: str = "float32"  # compute dtype; parameters and optimiser are float32 always
     remat: bool = False  # recompute layers in the backward pass: less memory, about a third more work
     unroll_layers: bool = False  # unroll the scan over layers: slower to compile, less copying of weights on a CPU
@@ -42,7 +42,7 @@ class PolicyConfig:
     # Prompts
     system: str = ""  # system turn; folded into the user turn where the chat template has none
     template: str = ""  # plain prompt with {question}, instead of the model's chat template
-    stop_text: str = ""  # a token that contains this text ends a completion, beside the model's stop ids
+    stop_text: str = ""  # a token that contains this text ends a completion, beside the model's stop ids; e.g. "\n"
     max_prompt_tokens: int = 512  # problems with a longer prompt for any policy are dropped and counted
     prompt_bucket: int = 32  # smallest padded prompt length; buckets double from here, one compilation each
 
@@ -67,7 +67,7 @@ class PolicyConfig:
     entropy_coef: float = 0.0
     correction: str = "token_truncate"  # weight for the gap between sampler and trainer
     correction_cap: float = 2.0
-    drop_zero_variance: bool = False  # groups without spread leave the denominators (they have no gradient anyway)
+    drop_zero_variance: bool = False  # groups without spread leave the loss, KL term and denominators included
     mask_truncated: bool = False  # cut-off rollouts leave the loss; they stay in the group statistics
     overlong_factor: float = 0.0  # largest length penalty (DAPO: 1), taken off the reward; 0: none
     overlong_buffer: int = 0  # tokens before the limit over which the penalty grows
@@ -126,7 +126,7 @@ def base_config() -> ml_collections.ConfigDict:
     """A ConfigDict with every setting at its default and no policies yet."""
     run = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in ("policies", "data", "warmup")}
     config = ml_collections.ConfigDict(run)
-    config.data = ml_collections.ConfigDict({"name": "procedural"})
+    use_data(config, "procedural")
     config.warmup = ml_collections.ConfigDict()
     config.policy = ml_collections.ConfigDict({f.name: f.default for f in dataclasses.fields(PolicyConfig)})
     config.policies = ml_collections.ConfigDict()
@@ -151,6 +151,21 @@ def add_policy(config: ml_collections.ConfigDict, name: str, **settings: Any) ->
         _set(policy, key, value, f"policies.{name}.{key}")
     config.policies[name] = policy
     return policy
+
+
+def use_data(config: ml_collections.ConfigDict, name: str, **options: Any) -> None:
+    """Sets `config.data` to a source (a module of mutualrl.data) with every option at its default but for those given.
+
+    Raises:
+      ConfigError: there is no such source or option.
+    """
+    _one_of("data.name", name, data.names())
+    load = importlib.import_module(f"mutualrl.data.{name}").load
+    check_options("data", load, options)
+    defaults = {
+        k: p.default for k, p in inspect.signature(load).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    config.data = ml_collections.ConfigDict({"name": name, **defaults, **options})
 
 
 def _set(target: ml_collections.ConfigDict, key: str, value: Any, field: str) -> None:
@@ -195,6 +210,11 @@ def read(config: ml_collections.ConfigDict) -> RunConfig:
     _check_run(run)
     for name, policy in policies.items():
         _check_policy(policy, f"policies.{name}")
+        if run.problems_per_step % policy.updates_per_step:
+            raise ConfigError(
+                f"policies.{name}.updates_per_step={policy.updates_per_step}: must divide "
+                f"problems_per_step={run.problems_per_step}"
+            )
     return run
 
 
@@ -253,7 +273,8 @@ def _within(field: str, value: float, low: float, high: float = float("inf"), op
 def _check_run(run: RunConfig) -> None:
     for field in ("steps", "problems_per_step", "grader_workers", "eval_samples", "checkpoint_keep"):
         _within(field, getattr(run, field), 1)
-    for field in ("seed", "eval_problems", "eval_every", "checkpoint_every", "eval_top_k", "eval_temperature"):
+    _within("seed", run.seed, 0, 2**32 - 1)
+    for field in ("eval_problems", "eval_every", "checkpoint_every", "eval_top_k", "eval_temperature"):
         _within(field, getattr(run, field), 0)
     _within("grader_timeout_s", run.grader_timeout_s, 0, open_low=True)
     _within("eval_top_p", run.eval_top_p, 0, 1, open_low=True)
@@ -290,8 +311,10 @@ def _check_policy(p: PolicyConfig, where: str) -> None:
     for field in ("slots", "devices", "micro_batch", "micro_batch_tokens", "advantage_eps", "weight_decay", "clip_norm",
                   "kl_coef", "entropy_coef", "overlong_factor", "lr", "clip_high"):  # fmt: skip
         _within(f"{where}.{field}", getattr(p, field), 0)
-    for field in ("warmup_fraction", "stable_fraction", "lr_end", "adam_b1", "adam_b2", "clip_low"):
+    for field in ("warmup_fraction", "stable_fraction", "lr_end", "clip_low"):
         _within(f"{where}.{field}", getattr(p, field), 0, 1)
+    for field in ("adam_b1", "adam_b2"):
+        _within(f"{where}.{field}", getattr(p, field), 0, 0.9999999)
     for field in ("temperature", "share", "adam_eps"):
         _within(f"{where}.{field}", getattr(p, field), 0, open_low=True)
     _within(f"{where}.logit_chunk_tokens", p.logit_chunk_tokens, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mutualrl import types
+from mutualrl.files import replace_text
 from mutualrl.types import Rollouts, Verdicts
 
 
@@ -90,7 +92,7 @@ class MetricWriter:
         self._path = folder / "metrics.jsonl"
         if self._path.exists():
             kept = [x for x in self._path.read_text().splitlines() if _step_of(x) <= keep_to]
-            self._path.write_text("".join(x + "\n" for x in kept))
+            replace_text(self._path, "".join(x + "\n" for x in kept))
         self._file = self._path.open("a")
         self._board = None
         if tensorboard:
@@ -102,7 +104,8 @@ class MetricWriter:
             self._board = metric_writers.SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes one step's scalars (slash paths to numbers)."""
+        """Writes one step's scalars (slash paths to numbers); those that are not finite are left out."""
+        scalars = {k: v for k, v in scalars.items() if math.isfinite(v)}
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
         if self._board:

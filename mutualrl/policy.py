@@ -203,11 +203,7 @@ class Policy:
         seed: of the run.
         loss_settings: what the transfer regime's batches contain.
 
-        Raises:
-          ValueError: the tokenizer has more ids than the model.
         """
-        if tokenizer.size > model.vocab_size:
-            raise ValueError(f"{name}: tokenizer has {tokenizer.size} ids, the model {model.vocab_size}")
         self.name, self.index, self.config, self.tokenizer, self.mesh = name, index, config, tokenizer, mesh
         self.prompt_lengths = _buckets(config.prompt_bucket, config.max_prompt_tokens)
         self.model = model.for_length(self.prompt_lengths[-1] + config.max_new_tokens)
@@ -217,11 +213,13 @@ class Policy:
             remat=config.remat,
             unroll=self.model.num_layers if config.unroll_layers else 1,
         )
+        # Ids that both the tokenizer and the model have; either may have more.
+        self.real_vocab = min(tokenizer.size, model.vocab_size)
         self.is_stop = np.zeros(self.model.vocab_size, bool)
         self.is_stop[list(tokenizer.stop_ids)] = True
         self.is_stop_text = np.zeros(self.model.vocab_size, bool)
         if config.stop_text:
-            self.is_stop_text[: tokenizer.size] = tokenizer.ids_containing(config.stop_text)
+            self.is_stop_text[: self.real_vocab] = tokenizer.ids_containing(config.stop_text)[: self.real_vocab]
         self._key = jax.random.fold_in(jax.random.key(seed), hashed(name))
         self._rows = sharding.rows(mesh)
         self._replicated = sharding.replicated(mesh)
@@ -230,7 +228,7 @@ class Policy:
             logprobs,
             decoder=self.decoder,
             temperature=config.temperature,
-            real_vocab=tokenizer.size,
+            real_vocab=self.real_vocab,
             chunk=config.logit_chunk_tokens,
         )
         optimizer = make_optimizer(config, total_updates)
@@ -263,17 +261,13 @@ class Policy:
 
     def prompt(self, problem: Problem) -> list[int]:
         """Prompt ids of a problem, under this policy's own template."""
-        return self.tokenizer.prompt(problem.question)
-
-    def fits(self, problem: Problem) -> bool:
-        """Whether the problem's prompt is at most `max_prompt_tokens` long. Prompts are never cut."""
-        return len(self.prompt(problem)) <= self.config.max_prompt_tokens
+        return self.tokenizer.prompt(problem.asked)
 
     def prompts(self, problems: Sequence[Problem]) -> tuple[np.ndarray, np.ndarray]:
         """Left-padded prompt ids and positions, i32[P, S] each, S the smallest bucket that holds them all.
 
         Raises:
-          ValueError: a prompt is too long; filter with `fits`.
+          ValueError: a prompt is too long; filter with `mutualrl.cohort.fitting_problems`.
         """
         ids = [self.prompt(p) for p in problems]
         longest = max(map(len, ids))
@@ -318,7 +312,7 @@ class Policy:
             samples=samples,
             max_new_tokens=self.config.max_new_tokens,
             slots=self.config.slots or len(problems) * samples,
-            real_vocab=self.tokenizer.size,
+            real_vocab=self.real_vocab,
             top_k=top_k,
             top_p=top_p,
             greedy=temperature == 0,

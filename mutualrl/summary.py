@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.config import RunConfig
+from mutualrl.files import replace_text
 from mutualrl.policy import Policy
 
 _PACKAGES = ("mutualrl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -66,5 +67,5 @@ def write_summary(
         "exchange": {},
         "dropped_problems": progress["dropped_problems"],
     }
-    (workdir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    replace_text(workdir / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary

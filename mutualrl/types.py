@@ -61,6 +61,11 @@ class Problem:
     views: tuple[str, ...] = ()
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def asked(self) -> str:
+        """What a policy is asked: the question, with the options of a multiple-choice problem as lettered lines."""
+        return "\n".join([self.question, *(f"{chr(ord('A') + i)}. {text}" for i, text in enumerate(self.choices))])
+
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:

@@ -84,6 +84,14 @@ def test_no_spread_gives_zero(estimator, value):
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_group_without_spread_has_exactly_none_beside_others(estimator):
+    """Exactly 0, whatever the other groups hold: rows are dropped by it."""
+    rewards, groups = np.r_[REWARDS, np.full(5, 0.35)], [*GROUPS, *["flat"] * 5]
+    adv, _ = group_advantages(rewards, groups, estimator)
+    assert (adv[24:] == 0).all() and (adv[:24] != 0).all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
 def test_a_non_finite_reward_leaves_everything(estimator, bad):
     rewards = np.array([1.0, bad, 0.0, 0.5, 2.0, bad])

@@ -233,6 +233,9 @@ def test_correction_weights():
     np.testing.assert_allclose(weight("token_mask", 3.0)[0, :4], [1, np.exp(0.7), np.exp(-0.7), 0], rtol=1e-6)
     np.testing.assert_allclose(weight("sequence_mask", 5.0), [[np.exp(1.5)] * 5, [np.exp(-0.6)] * 5], rtol=1e-6)
     np.testing.assert_array_equal(weight("sequence_mask", 4.0)[0], np.zeros(5))
+    for mode in types.CORRECTIONS:
+        slope = jax.grad(lambda d, mode=mode: losses.correction_weight(d, mask, mode, 20.0).sum())(delta)
+        assert not np.asarray(slope).any()
 
 
 @pytest.mark.parametrize("mode", types.CORRECTIONS)
