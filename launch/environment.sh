@@ -5,16 +5,17 @@ cd "$root"
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "Python 3.11 or newer is needed; $("$python" --version) was found. Name another with PYTHON=…" >&2
+  echo "Python 3.11 or newer is needed; $("$python" --version) was found. Name another with PYTHON=..." >&2
   exit 1
 }
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-wanted="$(sha256sum setup.py | cut -d' ' -f1) ${EXTRAS:-}"
-if ! grep -qsxF "$wanted" "$venv/installed.txt"; then
+"$venv/bin/python" -m pip --version > /dev/null 2>&1 || "$python" -m venv --clear "$venv"
+# One note per set of extras, with what was installed for it.
+note="$venv/installed-${EXTRAS:-base}"
+if ! cmp -s setup.py "$note"; then
   echo "Installing into $venv (about two minutes the first time)"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${EXTRAS:+[$EXTRAS]}"
-  echo "$wanted" >> "$venv/installed.txt"
+  cp setup.py "$note"
 fi
 # shellcheck disable=SC1091
 . "$venv/bin/activate"

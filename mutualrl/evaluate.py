@@ -86,16 +86,21 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Accuracy of every policy on the same problems, with the same random streams each time it is called.
 
+    Problems that the grader cannot judge (no gold answer) do not count.
+
     Args:
       samples: rollouts a problem. temperature: 0 is greedy.
       batch: problems sampled at a time.
       advance: told the number of problems done.
 
     Returns:
-      {policy: {accuracy (pass@1 over all samples), interval, n, kinds: {kind: the same three}, pass@k, maj@k,
+      {policy: {accuracy (pass@1 over all samples), interval, n, kinds: {kind: the same three}, pass@k, maj,
       generated tokens}, and `ensemble_maj` under every policy}; all in [0, 1].
+
+    Raises:
+      ValueError: no problem can be judged.
     """
-    correct = {p.name: np.zeros((len(problems), samples), bool) for p in policies}
+    correct = {p.name: np.zeros((len(problems), samples)) for p in policies}
     answers: dict[str, list[list[str | None]]] = {p.name: [] for p in policies}
     tokens = dict.fromkeys(correct, 0)
     for start in range(0, len(problems), batch):
@@ -111,12 +116,19 @@ def evaluate(
             rollouts = work.result()
             replies = [t for group in rollouts.text[: len(chunk)] for t in group]
             reward, extracted = grader.grade(replies, [x for x in chunk for _ in range(samples)])
-            correct[name][start : start + len(chunk)] = (reward >= 1.0).reshape(-1, samples)
+            correct[name][start : start + len(chunk)] = np.where(np.isfinite(reward), reward >= 1.0, np.nan).reshape(
+                -1, samples
+            )
             answers[name] += [extracted[i : i + samples] for i in range(0, len(extracted), samples)]
             tokens[name] += int(rollouts.lengths[: len(chunk)].sum())
         advance(start + len(chunk))
 
-    results = {name: _summary(problems, c, samples) for name, c in correct.items()}
+    judged = np.isfinite([c for c in correct.values()]).all(axis=(0, 2))
+    if not judged.any():
+        raise ValueError("no held-out problem can be judged: none has a gold answer")
+    problems = [p for p, ok in zip(problems, judged) if ok]
+    answers = {name: [a for a, ok in zip(given, judged) if ok] for name, given in answers.items()}
+    results = {name: _summary(problems, c[judged], samples) for name, c in correct.items()}
     if samples > 1:
         for name in results:
             results[name]["maj"] = _vote(problems, answers[name], grader)

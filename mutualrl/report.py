@@ -13,6 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from mutualrl.config import RunConfig
+from mutualrl.meshes import Plan
+
 PLAIN_EVERY_S = 10.0  # seconds between lines where there is no terminal
 
 
@@ -83,6 +86,28 @@ class Warnings:
             logging.warning(message)
 
 
+def show_start(run: RunConfig, plan: Plan, opened: Mapping[str, Any]) -> None:
+    """Prints what is about to be trained, and where: one line a policy."""
+    turns = "at the same time, each on its own devices" if plan.concurrent else "taking turns on the same devices"
+    table = Table(title=f"{run.steps} steps of {run.problems_per_step} problems; policies {turns}")
+    for column in ("policy", "family", "layers", "width", "ids", "objective", "aggregation", "fsdp", "tensor"):
+        table.add_column(column)
+    for name, p in run.policies.items():
+        model, mesh = opened[name].config, plan.meshes[name]
+        table.add_row(
+            name,
+            model.model_type,
+            str(model.num_layers),
+            str(model.hidden_size),
+            str(model.vocab_size),
+            f"{p.estimator}, G={p.group_size}",
+            p.aggregation,
+            str(mesh.shape["fsdp"]),
+            str(mesh.shape["tensor"]),
+        )
+    Console(stderr=True).print(table)
+
+
 def results_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """Pass@1 on held-out problems by policy and kind, before and after, with bootstrap intervals.
 
@@ -93,7 +118,8 @@ def results_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     for column in ("policy", "kind", "problems", "before", "after", "change"):
         table.add_column(column, justify="left" if column in ("policy", "kind") else "right")
     for name in after:
-        rows = [*after[name].get("kinds", {}), "all"]
+        kinds = after[name].get("kinds", {})
+        rows = [*(k for k in kinds if k in before[name].get("kinds", {})), "all"]
         for i, kind in enumerate(rows):
             b, a = (x[name] if kind == "all" else x[name]["kinds"][kind] for x in (before, after))
             table.add_row(

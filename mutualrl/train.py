@@ -19,14 +19,15 @@ from typing import Any
 
 from mutualrl import metrics, report
 from mutualrl.batches import own_rows
-from mutualrl.checkpoint import Checkpoints
-from mutualrl.cohort import build, fitting_problems, load_problems, open_models
+from mutualrl.checkpoint import Checkpoints, last_record
+from mutualrl.cohort import Opened, build, fitting_problems, load_problems, open_models
 from mutualrl.config import ConfigError, RunConfig
-from mutualrl.data.stream import ProblemStream
+from mutualrl.data.stream import ProblemStream, fingerprint
 from mutualrl.evaluate import evaluate, spread_over_kinds
+from mutualrl.files import replace_text
 from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
-from mutualrl.rewards.workers import GraderPool
+from mutualrl.rewards.workers import GraderPool, self_check
 from mutualrl.summary import write_summary
 from mutualrl.types import Problem
 
@@ -104,33 +105,42 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     """
     started, workdir = time.monotonic(), Path(workdir)
     plan = make_plan(run.policies, run.plan)
-    opened = open_models(run)
-    train_problems, dropped = fitting_problems(load_problems(run, "train"), run, opened)
-    held_out, _ = fitting_problems(load_problems(run, "test"), run, opened) if run.eval_problems else ([], 0)
-    held_out = spread_over_kinds(held_out, run.eval_problems, run.seed)
-    if len(train_problems) < run.problems_per_step:
-        raise ConfigError(
-            f"problems_per_step={run.problems_per_step}: the data has {len(train_problems)} usable problems"
-        )
+    problems, held_out, opened, dropped = prepare(run)
+    stream = ProblemStream(problems, run.seed)
+    progress = {
+        "policies": list(run.policies),
+        "seed": run.seed,
+        "steps": run.steps,
+        "stream": stream.state(),
+        "held_out": fingerprint(held_out),
+        "evaluations": {},
+        "tokens": {name: {} for name in run.policies},
+        "seconds": 0.0,
+        "dropped_problems": dropped,
+    }
+    if (record := last_record(workdir / "checkpoints")) is not None:
+        check_same_run(record, progress, run, workdir)
 
     workdir.mkdir(parents=True, exist_ok=True)
-    note_config(run, workdir)
+    report.show_start(run, plan, opened)
     cohort = build(run, opened, plan)
     label = importlib.import_module(f"mutualrl.labels.{run.label}")
     transfer = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
-    stream = ProblemStream(train_problems, run.seed)
     checkpoints = Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep)
-    progress = {"seconds": 0.0, "tokens": {p.name: {} for p in cohort}, "evaluations": {}, "dropped_problems": dropped}
     first_step = 0
     if (restored := checkpoints.restore()) is not None:
-        first_step, progress = restored
-        try:
-            stream.restore(progress["stream"])
-        except ValueError as error:
-            raise ConfigError(f"data: {error}") from error
-        logging.info("resuming %s at step %d", workdir, first_step)
+        first_step, saved = restored
+        stream.restore(saved["stream"])
+        if saved["held_out"] != progress["held_out"]:
+            logging.warning("%s: other held-out problems than before; earlier evaluations are dropped", workdir)
+            saved["evaluations"] = {}
+        progress = {**progress, **{k: saved[k] for k in ("evaluations", "tokens", "seconds")}}
+        logging.warning("%s goes on after step %d", workdir, first_step)
+    note_config(run, workdir)
     before_seconds = progress["seconds"]
     warn = report.Warnings()
+    # As many slots as in training, so that an evaluation needs no more memory.
+    step_rollouts = run.problems_per_step * min(p.group_size for p in run.policies.values())
 
     with GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s) as grader:
         kept = first_step if restored else -1
@@ -147,6 +157,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
                         temperature=run.eval_temperature,
                         top_p=run.eval_top_p,
                         top_k=run.eval_top_k,
+                        batch=max(1, step_rollouts // run.eval_samples),
                         advance=bar.update,
                     )
                 progress["evaluations"][str(step)] = found
@@ -156,7 +167,9 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
             progress["seconds"] = before_seconds + time.monotonic() - started
             checkpoints.save(step, {**progress, "stream": stream.state()})
 
-        assess(0, "Evaluating before training")
+        check_grader(grader, [*problems, *held_out])
+        if first_step == 0:
+            assess(0, "Evaluating before training")
         with report.Progress("Training", run.steps, done=first_step) as bar:
             for step in range(first_step, run.steps):
                 found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, grader)
@@ -177,14 +190,69 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     return write_summary(workdir, run, cohort, progress)
 
 
+def prepare(run: RunConfig) -> tuple[list[Problem], list[Problem], dict[str, Opened], int]:
+    """Everything a run needs but its weights: training problems, held-out problems, opened models, problems dropped.
+
+    Raises:
+      ConfigError: data or models do not fit.
+    """
+    problems, held_out = load_problems(run, "train"), load_problems(run, "test") if run.eval_problems else []
+    opened = open_models(run)
+    problems, dropped = fitting_problems(problems, run, opened)
+    if len(problems) < run.problems_per_step:
+        raise ConfigError(f"problems_per_step={run.problems_per_step}: the data has {len(problems)} usable problems")
+    held_out = [x for x in fitting_problems(held_out, run, opened)[0] if x.answer is not None or x.extra]
+    held_out = spread_over_kinds(held_out, run.eval_problems, run.seed)
+    if run.eval_problems and not held_out:
+        raise ConfigError(f"eval_problems={run.eval_problems}: no held-out problem has a gold answer; set it to 0")
+    return problems, held_out, opened, dropped
+
+
+def check_grader(grader: GraderPool, problems: Sequence[Problem]) -> None:
+    """Warns if the grader does not accept gold answers as replies; tried on up to 200 problems."""
+    failed = self_check(grader, problems, limit=200)
+    if failed:
+        names = ", ".join(x.id for x in failed[:5])
+        logging.warning("grader %s fails the gold answers of %d problems: %s", grader.name, len(failed), names)
+
+
+def check_same_run(record: Mapping[str, Any], now: Mapping[str, Any], run: RunConfig, workdir: Path) -> None:
+    """Refuses to go on from a checkpoint of another run.
+
+    Args:
+      record: of the newest checkpoint. now: what a run with the present settings starts with.
+
+    Raises:
+      ConfigError: other policies, seed or data, or fewer steps than are done.
+    """
+    here = f"the checkpoints in {workdir}"
+    if sorted(record["policies"]) != sorted(now["policies"]):
+        raise ConfigError(
+            f"policies={', '.join(now['policies'])}: {here} are of {', '.join(record['policies'])}; use another workdir"
+        )
+    if record["seed"] != run.seed:
+        raise ConfigError(f"seed={run.seed}: {here} are of seed {record['seed']}; use another workdir")
+    if record["stream"]["fingerprint"] != now["stream"]["fingerprint"]:
+        raise ConfigError(f"data: the problems are not those of {here}; use another workdir")
+    if record["step"] > run.steps:
+        raise ConfigError(f"steps={run.steps}: {here} have {record['step']} steps already")
+    decaying = [name for name, p in run.policies.items() if p.schedule != "constant" or p.warmup_fraction]
+    if record["steps"] != run.steps and decaying:
+        logging.warning(
+            "steps was %d, now %d: the schedules of %s are sized anew", record["steps"], run.steps, ", ".join(decaying)
+        )
+
+
 def note_config(run: RunConfig, workdir: Path) -> None:
     """Writes config.json; where there is one of an earlier try, says what has changed since."""
     path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(run)))
-    if path.exists():
-        changed = _differences(json.loads(path.read_text()), now)
-        if changed:
-            logging.warning("%s was begun with other settings: %s", workdir, "; ".join(changed))
-    path.write_text(json.dumps(now, indent=1) + "\n")
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        before = now
+    if changed := _differences(before, now):
+        logging.warning("%s was begun with other settings: %s", workdir, "; ".join(changed))
+    replace_text(path, json.dumps(now, indent=1) + "\n")
 
 
 def _differences(a: Any, b: Any, where: str = "") -> list[str]:

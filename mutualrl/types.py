@@ -17,7 +17,8 @@ lengths and finish reasons, never from token ids: a pad id may equal a stop id.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 

@@ -27,10 +27,11 @@ import optax
 from mutualrl import types
 from mutualrl.cohort import load_problems
 from mutualrl.config import ConfigError, RunConfig, check_options
+from mutualrl.learner import logprobs
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import Decoder, init_params
 from mutualrl.models.weights import export_hf
-from mutualrl.policy import hashed, logprobs
+from mutualrl.policy import hashed
 from mutualrl.report import Progress
 from mutualrl.tokenizers import train as train_tokenizer
 from mutualrl.tokenizers.tokenizer import Tokenizer
@@ -77,6 +78,8 @@ def ensure_models(run: RunConfig) -> RunConfig:
             raise ConfigError(f"warmup.policies.{name}: there must be a policies.{name} with model='{MODEL}'")
         where = f"warmup.policies.{name}"
         check_options(where, recipe, options)
+        if policies[name].template or policies[name].system:
+            raise ConfigError(f"policies.{name}.template: a warm-up asks the bare question; leave it and system empty")
         plan = {**recipe(**options), "seed": run.seed, "data": dict(run.data)}
         digest = hashlib.blake2b(json.dumps(plan, sort_keys=True).encode(), digest_size=6).hexdigest()
         folder = Path(settings["folder"]) / f"{name}-{digest}"
@@ -93,6 +96,16 @@ def _check(where: str, plan: Mapping[str, Any], problems: list[Problem]) -> None
         raise ConfigError(f"{where}.tokenizer={plan['tokenizer']!r}: allowed are {', '.join(train_tokenizer.KINDS)}")
     if not hasattr(importlib.import_module(f"mutualrl.data.{plan['data']['name']}"), "demonstrations"):
         raise ConfigError(f"data.name={plan['data']['name']!r}: a warm-up needs a source with demonstrations")
+    for field, low in (("steps", 1), ("batch", 1), ("tokenizer_size", 0)):
+        if plan[field] < low:
+            raise ConfigError(f"{where}.{field}={plan[field]}: must be at least {low}")
+    if plan["tokenizer"] == "bpe" and plan["tokenizer_size"] < 259:
+        raise ConfigError(f"{where}.tokenizer_size={plan['tokenizer_size']}: must be at least 259")
+    if not plan["lr"] > 0:
+        raise ConfigError(f"{where}.lr={plan['lr']}: must be above 0")
+    for kind, p in plan["right"].items():
+        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+            raise ConfigError(f"{where}.right.{kind}={p!r}: must be a number from 0 to 1")
     kinds = {x.kind for x in problems}
     if missing := kinds - set(plan["right"]):
         raise ConfigError(f"{where}.right: has no probability for {', '.join(sorted(missing))}")

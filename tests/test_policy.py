@@ -10,11 +10,12 @@ import pytest
 
 from mutualrl import batches, testing, types
 from mutualrl.config import PolicyConfig
+from mutualrl.learner import schedule
 from mutualrl.losses import LossSettings
 from mutualrl.meshes import make_plan
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import init_params
-from mutualrl.policy import Policy, hashed, schedule
+from mutualrl.policy import Policy, hashed
 from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.transfer import none
 from mutualrl.types import Batch, Problem, Rollouts, Verdicts

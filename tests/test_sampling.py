@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from mutualrl.learner import logprobs
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import Decoder, init_params
-from mutualrl.policy import logprobs
 from mutualrl.sampling import SamplerSettings, draw, filter_logits, sample
 
 V, REAL = 64, 60  # four ids that the tokenizer does not have

@@ -158,7 +158,7 @@ def test_other_data_is_refused(models, whole, tmp_path):
     shutil.copytree(whole[0], tmp_path / "run")
     config = settings(models)
     config.data.size = 21
-    with pytest.raises(ConfigError, match="data: the data set is not the one of the checkpoint"):
+    with pytest.raises(ConfigError, match="data: the problems are not those of the checkpoints"):
         train(read(config), tmp_path / "run")
 
 
@@ -170,6 +170,58 @@ def test_a_policy_more_is_refused(models, whole, tmp_path):
         ConfigError, match="policies=llama, qwen, third: the checkpoints in .* are of llama, qwen; use another workdir"
     ):
         train(read(config), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(seed=1), "seed=1: the checkpoints in .* are of seed 0; use another workdir"),
+        (dict(steps=2), "steps=2: the checkpoints in .* have 4 steps already"),
+    ],
+)
+def test_another_run_is_refused(models, whole, change, says):
+    with pytest.raises(ConfigError, match=says):
+        train(read(settings(models, **change)), whole[0])
+
+
+def test_a_first_evaluation_of_a_trained_policy_is_not_called_before(models, tmp_path):
+    train(read(settings(models, steps=2, eval_problems=0)), tmp_path)
+    summary = train(read(settings(models)), tmp_path)
+    for policy in summary["policies"].values():
+        assert "before" not in policy and policy["after"]["n"] == 10
+
+
+def test_a_damaged_config_note_does_not_stop_a_run(models, whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    (tmp_path / "run/config.json").write_text("")
+    assert train(read(settings(models)), tmp_path / "run")["policies"] == whole[1]["policies"]
+
+
+def test_other_objectives_resume_bit_for_bit(models, tmp_path, monkeypatch):
+    """Several updates a step, a KL anchor, and more problems than an epoch holds."""
+    step = train_module.train_step
+
+    def config():
+        config = settings(models, eval_problems=0, checkpoint_every=1, problems_per_step=8)
+        config.data.size = 2
+        config.data.kinds = ("rev", "sort", "swap", "dup", "inc")
+        config.policy.updates_per_step = 2
+        config.policy.kl_coef = 0.1
+        return read(config)
+
+    train(config(), tmp_path / "whole")
+
+    def dies(number, *args):
+        if number == 2:
+            raise Killed
+        return step(number, *args)
+
+    monkeypatch.setattr(train_module, "train_step", dies)
+    with pytest.raises(Killed):
+        train(config(), tmp_path / "run")
+    monkeypatch.setattr(train_module, "train_step", step)
+    train(config(), tmp_path / "run")
+    assert_same_states(final_states(tmp_path / "run"), final_states(tmp_path / "whole"))
 
 
 def test_policy_order_does_not_matter(models, whole, tmp_path):

@@ -58,7 +58,9 @@ def test_it_is_found_again(made, monkeypatch):
         (dict(stpes=3), "warmup.policies.a.stpes: no such setting; allowed are batch, bos, hf, lr"),
         (dict(steps="3"), "warmup.policies.a.steps='3': must be of type int"),
         (dict(tokenizer="words"), "warmup.policies.a.tokenizer='words': allowed are bytes, bpe"),
-        (dict(right={}), "warmup.policies.a.right"),
+        (dict(right={}), "warmup.policies.a.right: has no probability for dup"),
+        (dict(right=dict(dup=1.5)), "warmup.policies.a.right.dup=1.5: must be a number from 0 to 1"),
+        (dict(steps=0), "warmup.policies.a.steps=0: must be at least 1"),
         (dict(hf=dict(model_type="mamba")), "warmup.policies.a.hf: model_type 'mamba' is not supported"),
     ],
 )
@@ -66,7 +68,7 @@ def test_bad_recipes(tmp_path, change, says):
     with pytest.raises(ConfigError) as error:
         warmup.ensure_models(read(settings(tmp_path, **change)))
     assert str(error.value).startswith(says)
-    assert not [p for p in tmp_path.iterdir() if not p.name.endswith(".part")]
+    assert not list(tmp_path.iterdir())  # refused before anything is made
 
 
 def test_a_recipe_needs_its_policy(tmp_path):

@@ -11,8 +11,8 @@ import pytest
 
 from mutualrl import advantages, batches, losses, metrics, sampling, types
 from mutualrl.config import ConfigError, PolicyConfig, add_policy, base_config, read
+from mutualrl.learner import schedule
 from mutualrl.losses import LossSettings
-from mutualrl.policy import schedule
 from mutualrl.types import Problem, Rollouts, Verdicts
 
 PATH = pathlib.Path(__file__).parents[3] / "shared" / "cases" / "numeric.json"
