@@ -24,23 +24,23 @@ Answer:"""
 
 def get_config():
     config = base_config()
-    config.steps = 100
-    config.problems_per_step = 8
+    config.steps = 100  # a first look; published runs take hundreds of steps of ten times the problems
+    config.problems_per_step = 8  # 64 rollouts a policy: what two CPU cores can do in minutes
     use_data(config, "reasoning_gym", tasks=dict(products=dict(max_digits=1), gcd=dict(max_value=30)), size=400)
-    config.grader = "reasoning_gym"
-    config.eval_problems = 64
-    config.eval_samples = 4
+    config.grader = "reasoning_gym"  # every task brings its own verifier
+    config.eval_problems = 64  # intervals of about ±0.1
+    config.eval_samples = 4  # pass@1 from four samples a problem
     config.checkpoint_every = 10  # a step takes a while on a CPU
 
     config.policy.template = TEMPLATE
-    config.policy.stop_text = "\n"
+    config.policy.stop_text = "\n"  # a pretrained model does not end its turn; the line does
     config.policy.max_prompt_tokens = 112
     config.policy.prompt_bucket = 112  # all prompts are nearly as long: one compilation
-    config.policy.group_size = 8
+    config.policy.group_size = 8  # the usual size of published runs
     config.policy.max_new_tokens = 16  # an answer has two or three tokens
     config.policy.micro_batch = 8  # rows of a pass: keeps a step within a few GB
     config.policy.lr = 1e-6  # as in the published GRPO recipes
-    config.policy.clip_high = 0.28
+    config.policy.clip_high = 0.28  # DAPO
     add_policy(config, "smollm2", model="models/smollm2-135m-instruct.gguf")
     add_policy(config, "gemma3", model="models/gemma3-270m.gguf")
     return config
