@@ -28,7 +28,7 @@ class Progress:
         """
         self.console = console or Console(stderr=True)
         self.title, self.total, self.done = title, total, done
-        self._first, self._start, self._printed = done, time.monotonic(), 0.0
+        self._first, self._start, self._printed = None, 0.0, 0.0
         self._bar = None
         if self.console.is_terminal:
             self._bar = Bar(
@@ -59,12 +59,14 @@ class Progress:
             self._bar.update(self._task, completed=done, note=note)
             return
         now = time.monotonic()
+        if self._first is None:  # the clock starts here: the first unit of work includes compiling
+            self._first, self._start = done, now
         if done < self.total and now - self._printed < PLAIN_EVERY_S:
             return
         self._printed = now
         speed = (done - self._first) / max(now - self._start, 1e-9)
         left = f", {_duration((self.total - done) / speed)} left" if speed and done < self.total else ""
-        self.console.print(f"{self.title} {done}/{self.total} {note}{left}".rstrip(), highlight=False)
+        self.console.print(f"{self.title} {done}/{self.total} {note}".rstrip() + left, highlight=False)
 
 
 def _duration(seconds: float) -> str:
