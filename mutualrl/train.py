@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mutualrl import metrics, report
 from mutualrl.batches import own_rows
 from mutualrl.checkpoint import Checkpoints, last_record
@@ -210,10 +212,13 @@ def prepare(run: RunConfig) -> tuple[list[Problem], list[Problem], dict[str, Ope
 
 def check_grader(grader: GraderPool, problems: Sequence[Problem]) -> None:
     """Warns if the grader does not accept gold answers as replies; tried on up to 200 problems."""
-    failed = self_check(grader, problems, limit=200)
+    tried = np.random.default_rng(0).permutation(len(problems))[:200]
+    failed = self_check(grader, [problems[i] for i in tried])
     if failed:
         names = ", ".join(x.id for x in failed[:5])
-        logging.warning("grader %s fails the gold answers of %d problems: %s", grader.name, len(failed), names)
+        logging.warning(
+            "grader %s fails the gold answers of %d of %d problems: %s", grader.name, len(failed), len(tried), names
+        )
 
 
 def check_same_run(record: Mapping[str, Any], now: Mapping[str, Any], run: RunConfig, workdir: Path) -> None:

@@ -17,6 +17,7 @@ def settings(folder, **recipe):
     config = base_config()
     config.data.kinds = ("dup",)
     config.data.size = 400
+    config.policy.max_prompt_tokens, config.policy.max_new_tokens = 16, 6
     add_policy(config, "a", model=warmup.MODEL)
     plan = dict(hf=dict(TINY, model_type="llama", initializer_range=0.05), right=dict(dup=0.5), steps=120, bos=True)
     config.warmup.folder = str(folder)

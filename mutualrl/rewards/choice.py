@@ -20,8 +20,10 @@ _ANCHOR = re.compile(
     r"|\b(?:réponse|respuesta|antwort|risposta)\b[^.\n:]{0,40}?(?::|\best\b|\bes\b|\bist\b|è)|(?:答案|ответ)\s*(?:是|为|[:：])?",
     re.IGNORECASE,
 )
-_WRAP = r"[\s*_(\[{$\"']*(?:\\(?:text\w*|mathrm|mathbf|mbox)\s*\{)?[\s*(\[]*"
+_WRAP = r"[\s*_(\[{$\"']*(?:\\(?:text\w*|mathrm|mathbf|mbox)\s*\{[\s*(\[]*)?"
 _DENIED = re.compile(r"(?:\bnot|n't|\bnon?|\bnever|不是|不|neither|\bnor)\s*(?:the\s+)?[(*]*$", re.IGNORECASE)
+_DENIAL = 40  # characters before a letter in which a denial is looked for
+_WORD = re.compile(r"[AI] [a-z]")  # "A" and "I" before a word are words
 _END = r"(?![A-Za-z0-9'’])"
 
 
@@ -33,22 +35,19 @@ def extract(reply: str, problem: Problem) -> str | None:
         return letter
     if boxes := replies.boxes(text):
         return _said(boxes[-1][2], letters, problem)
-    for m in reversed(list(_ANCHOR.finditer(text))):
-        if said := _said(text[m.end() :].lstrip(" \t:：*\n"), letters, problem):
+    for _, tail in replies.after(_ANCHOR, text):
+        tail = tail.lstrip(" \t:：*\n")
+        if said := _said(tail, letters, problem):
             return said
-        if re.match(rf"{_WRAP}[{letters}]{_END}", text[m.end() :].lstrip(" \t:：*\n")):
+        if re.match(rf"{_WRAP}[{letters}]{_END}", tail):
             return None  # it names several
     start = re.match(rf"{_WRAP}([{letters}])(?:[\s)*\]}}]*$|[).:,。，、：]|\n|(?=[^\x00-\u024f]))", text)
     if start:
         return start.group(1)
-    alone = [
-        m.group(1)
-        for m in re.finditer(rf"(?<![A-Za-z0-9'’\\])([{letters}]){_END}", text)
-        # "A" and "I" before a word are words.
-        if not _DENIED.search(text[: m.start()]) and not re.match(r"[AI] [a-z]", text[m.start() :])
-    ]
-    if alone:
-        return alone[-1]
+    for m in reversed(list(re.finditer(rf"(?<![A-Za-z0-9'’\\])[{letters}]{_END}", text))):
+        at = m.start()
+        if not _DENIED.search(text, max(0, at - _DENIAL), at) and not _WORD.match(text, at):
+            return m.group()
     return _by_text(text.split("\n")[-1], letters, problem)
 
 

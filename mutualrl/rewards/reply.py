@@ -9,18 +9,25 @@ Order of search, the first that yields something wins; of several candidates of 
   3. `#### ...`, "answer: ...", "answer is ..." in a few languages, and the rest of that sentence;
   4. the whole reply, if all of it reads as one formula or it is a word or two;
   5. the last formula between math fences or the last number, whichever comes last.
+
+A reply may be long nonsense, so every search here takes time linear in its length: nothing is searched for to the end
+of the text from many places, and of the statements only the last `_STATEMENTS` are read, `_REACH` characters each.
 """
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterator
 
 from mutualrl.types import Problem
 
+_STATEMENTS, _REACH = 100, 4000
+
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>")
 _ANSWER_ELEMENT = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _FENCE = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\\$|[^$\n])+?)(?<!\\)\$", re.DOTALL)
 _ANCHOR = re.compile(
     r"####|\b(?:final\s+)?answer\b(?:[^.\n:$\\]{0,60}?\bis\b|\s*:|[^.\n:$\\]{0,60}:|(?=\s*[$\\]))"
@@ -30,7 +37,7 @@ _ANCHOR = re.compile(
 )
 _CURRENCY = "$€£¥₹₽"
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-_LATEX_ARGS = r"(?:\\(?:[dtc]?frac|sqrt)\s*(?:\[[^\]]*\])?(?:\{[^{}]*\}){1,2})"
+_LATEX_ARGS = r"(?:\\(?:[dtc]?frac|sqrt)\s*(?:\[[^\[\]]*\])?(?:\{[^{}]*\}){1,2})"
 _NUMBER = re.compile(
     rf"(?:(?<![\w.)}}])-\s?)?[{_CURRENCY}]?(?:{_DIGITS}(?:\s\d+/\d+|\s*{_LATEX_ARGS})?|{_LATEX_ARGS})"
     rf"(?:\s*/\s*(?:{_DIGITS}))?(?:\s*\\?%)?"
@@ -65,33 +72,23 @@ def final_part(reply: str, problem: Problem) -> str:
     return elements[-1] if elements else text
 
 
-def closing(text: str, start: int) -> int:
-    """Index of the brace that closes the group opened just before `start`; -1 if there is none."""
-    depth, i = 1, start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 1
-        elif text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if not depth:
-                return i
-        i += 1
-    return -1
-
-
 def boxes(text: str) -> list[tuple[int, int, str]]:
     """(start, end, content) of each outermost `\\boxed{...}`; braces inside are matched, unclosed boxes left out."""
-    found, at = [], 0
-    while m := _BOX.search(text, at):
-        end = closing(text, m.end())
-        if end < 0:
-            at = m.end()
-            continue
-        found.append((m.start(), end + 1, text[m.end() : end]))
-        at = end + 1
-    return found
+    starts = {m.end() - 1: m.start() for m in _BOX.finditer(text)}  # by the place of the opening brace
+    if not starts:
+        return []
+    found: list[tuple[int, int, tuple[int, int]]] = []
+    opened: list[int] = []
+    for m in _BRACE.finditer(text):
+        if m.group() == "{":
+            opened.append(m.start())
+        elif m.group() == "}" and opened:
+            brace = opened.pop()
+            if brace in starts:
+                while found and found[-1][0] > brace:  # within this one
+                    found.pop()
+                found.append((starts[brace], m.end(), (brace + 1, m.start())))
+    return [(start, end, text[slice(*inner)]) for start, end, inner in found]
 
 
 def last_list(text: str, spans: list[tuple[int, int, str]]) -> str:
@@ -107,11 +104,17 @@ def last_list(text: str, spans: list[tuple[int, int, str]]) -> str:
 
 def fences(text: str) -> list[tuple[int, int, str]]:
     """(start, end, content) of each formula between `$`, `$$`, `\\(` or `\\[`."""
-    return [(m.start(), m.end(), next(filter(None, m.groups()))) for m in _FENCE.finditer(text)]
+    closed = text
+    for opening, closing in (("\\[", "\\]"), ("\\(", "\\)")):  # those that are never closed are not searched for
+        last = text.rfind(closing) + 1
+        closed = closed[:last] + closed[last:].replace(opening, "\0\0")
+    return [(m.start(), m.end(), text[slice(*m.span(m.lastindex))]) for m in _FENCE.finditer(closed)]
 
 
 def is_formula(text: str) -> bool:
     """Whether all of `text` reads as one formula, number or list: no prose words outside `\\text`."""
+    if len(text) >= 2000:
+        return False
     bare = re.sub(r"\\(?:text\w*|mbox|math\w+|operatorname)\s*\{[^{}]*\}", "1", text)
     bare = re.sub(r"\\(?:begin|end)\s*\{\w+\*?\}", " ", bare)
     bare = _MATH_WORDS.sub("", re.sub(r"\\[A-Za-z]+", " ", bare))
@@ -122,11 +125,11 @@ def is_formula(text: str) -> bool:
             word.isascii() and (len(word) == 2 or word.isupper() and len(word) < 5)
         ):
             return False
-    return len(text) < 2000
+    return True
 
 
-def candidates(text: str) -> list[str]:
-    """Formulas and numbers of a stretch of prose, in order."""
+def candidate(text: str, index: int) -> str | None:
+    """Of the formulas and numbers of a stretch of prose the first (index 0) or the last (-1); None without any."""
     # `$5 and has $7` is two prices, not a formula.
     spans = [s for s in fences(text) if is_formula(s[2])]
     masked = list(text)
@@ -134,16 +137,20 @@ def candidates(text: str) -> list[str]:
         masked[start:end] = "\0" * (end - start)
     numbers = [(m.start(), m.end(), m.group()) for m in _NUMBER.finditer("".join(masked))]
     # A bare name such as `$n$` is what the prose speaks of, not what it says.
-    named = [s for s in spans if not re.fullmatch(r"\s*\\?[A-Za-z](?:_\{?\w+\}?)?\s*", s[2])]
-    lists = [(s[0], s[1], last_list(text, spans[: i + 1])) for i, s in enumerate(spans) if s in named or not numbers]
-    return [content for _, _, content in sorted(lists + numbers)]
+    kept = [s for s in spans if not numbers or not re.fullmatch(r"\s*\\?[A-Za-z](?:_\{?\w+\}?)?\s*", s[2])]
+    found = sorted(kept + numbers)
+    if not found:
+        return None
+    start, _, content = found[index]
+    upto = [s for s in spans if s[0] <= start]
+    return last_list(text, upto) if upto and upto[-1][0] == start else content
 
 
 def _statement(tail: str) -> str | None:
     """The answer in what follows an anchor: a formula, number or a word or two."""
     tail = _BOLD.sub(r"\1", tail.lstrip(" \t:*\n"))
-    if _FENCE.match(tail):
-        spans = fences(tail)
+    spans = fences(tail)
+    if spans and spans[0][0] == 0:
         first = [spans[0]]
         for s in spans[1:]:
             between = tail[first[-1][1] : s[0]]
@@ -159,19 +166,23 @@ def _statement(tail: str) -> str | None:
         return sentence
     # After an anchor the answer comes first ("answer: 220 $ in 12 months"), but for "... is" and "... =".
     said = re.split(r"\b(?:is|are|equals)\b|=", sentence)[-1]
-    found = candidates(said)[:1] or candidates(sentence)[:1]
-    found = found[0] if found else None
+    found = candidate(said, 0) or candidate(sentence, 0)
     if found is None and len(sentence.split()) <= 3:
         return sentence.strip(" !\"'")
     return found
 
 
+def after(anchor: re.Pattern, text: str) -> Iterator[tuple[int, str]]:
+    """(position, what follows) of the matches of `anchor`, the last first; the number and the length are bounded."""
+    last = collections.deque(anchor.finditer(text), maxlen=_STATEMENTS)
+    return ((m.start(), text[m.end() : m.end() + _REACH]) for m in reversed(last))
+
+
 def stated(text: str) -> Iterator[tuple[int, str]]:
     """(position, answer) of each "answer is ..." that names one, the last first."""
-    for m in reversed(list(_ANCHOR.finditer(text))):
-        answer = _statement(text[m.end() :])
-        if answer:
-            yield m.start(), answer
+    for at, tail in after(_ANCHOR, text):
+        if answer := _statement(tail):
+            yield at, answer
 
 
 def find(text: str) -> str | None:
@@ -192,4 +203,4 @@ def find(text: str) -> str | None:
         return text
     if len(text.split()) <= 3 and not re.search(r"\d|\\|\$|[^\x00-\u024f]", text):
         return text.strip(" .!\"'*")
-    return (candidates(text) or [None])[-1]
+    return candidate(text, -1)
