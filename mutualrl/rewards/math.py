@@ -32,6 +32,7 @@ from mutualrl.types import Problem
 
 IN_WORKER = True
 
+_LONGEST = 10_000  # characters of an answer; what is longer is none
 _DIGITS = 30  # decimal digits to which expressions are evaluated
 _POINTS = 10  # points at which expressions with variables are compared
 
@@ -53,8 +54,8 @@ def warm_up() -> None:
 
 def extract(reply: str, problem: Problem) -> str | None:
     """The answer in one spelling, without spaces and units; numbers as integer or reduced fraction. None if absent."""
-    found = replies.find(replies.final_part(reply, problem))
-    if found is None:
+    found = _found(reply, problem)
+    if not found:
         return None
     text = normalise(found)[0]
     text = _subject(text)[1] if text else ""
@@ -66,8 +67,10 @@ def extract(reply: str, problem: Problem) -> str | None:
 
 def grade(reply: str, problem: Problem) -> float:
     """1.0 if the answer in the reply equals the gold answer, else 0.0 (also where either cannot be read)."""
-    found = replies.find(replies.final_part(reply, problem)) if problem.answer else None
-    if not found:
+    if problem.answer is None:
+        return math.nan
+    found = _found(reply, problem)
+    if not found or not problem.answer:
         return 0.0
     gold, gold_unit = normalise(_gold(problem.answer))
     answer, unit = normalise(found)
@@ -79,6 +82,11 @@ def grade(reply: str, problem: Problem) -> float:
         raise
     except Exception:  # sympy and the LaTeX parser raise nearly anything on nonsense
         return 0.0
+
+
+def _found(reply: str, problem: Problem) -> str | None:
+    found = replies.find(replies.final_part(reply, problem))
+    return found if found and len(found) <= _LONGEST else None
 
 
 def _gold(answer: str) -> str:

@@ -74,9 +74,11 @@ def unfence(text: str) -> str:
     spans = fences(text)
     if len(spans) == 1 and not text[: spans[0][0]].strip(" .") and not text[spans[0][1] :].strip(" ."):
         return spans[0][2]
-    for start, end, content in reversed(spans):
-        text = text[:start] + " " + content + " " + text[end:]
-    return text
+    parts, at = [], 0
+    for start, end, content in spans:
+        parts += [text[at:start], content]
+        at = end
+    return " ".join([*parts, text[at:]])
 
 
 def normalise(text: str) -> tuple[str, str]:
@@ -225,11 +227,11 @@ _SCIENTIFIC = re.compile(r"([+-]?[\d.]+)\s*(?:\\cdot\s*10\^\{\s*([+-]?\d{1,4})\s
 def numeral(text: str) -> Numeral | None:
     """The number that `text` (normalised) writes as an integer, decimal, fraction or mixed number, else None."""
     text = text.strip()
+    if len(text) > 1000 or text.endswith("%%"):  # int() refuses numerals of more than 4300 digits
+        return None
     if text.endswith("%"):
         inner = numeral(text[:-1])
         return dataclasses.replace(inner, percent=True) if inner and not inner.percent else None
-    if len(text) > 1000:  # int() refuses numerals of more than 4300 digits
-        return None
     pair = brackets(text)
     if pair and pair[0] == "(" and pair[2] == ")" and (inner := numeral(pair[1])):
         return inner
