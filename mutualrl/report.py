@@ -90,24 +90,17 @@ class Warnings:
 
 def show_start(run: RunConfig, plan: Plan, opened: Mapping[str, Any]) -> None:
     """Prints what is about to be trained, and where: one line a policy."""
-    turns = "at the same time, each on its own devices" if plan.concurrent else "taking turns on the same devices"
-    table = Table(title=f"{run.steps} steps of {run.problems_per_step} problems; policies {turns}")
-    for column in ("policy", "family", "layers", "width", "ids", "objective", "aggregation", "fsdp", "tensor"):
-        table.add_column(column)
+    turns = "at the same time, each on its own devices" if plan.concurrent else "in turns on the same devices"
+    console = Console(stderr=True)
+    console.print(f"{run.steps} steps of {run.problems_per_step} problems; policies compute {turns}:", highlight=False)
     for name, p in run.policies.items():
         model, mesh = opened[name].config, plan.meshes[name]
-        table.add_row(
-            name,
-            model.model_type,
-            str(model.num_layers),
-            str(model.hidden_size),
-            str(model.vocab_size),
-            f"{p.estimator}, G={p.group_size}",
-            p.aggregation,
-            str(mesh.shape["fsdp"]),
-            str(mesh.shape["tensor"]),
+        console.print(
+            f"  {name}: {model.model_type}, {model.num_layers} layers, width {model.hidden_size}, {model.vocab_size} ids; "
+            f"{p.estimator}, G={p.group_size}, {p.aggregation}; mesh {mesh.shape['fsdp']} x {mesh.shape['tensor']}",
+            highlight=False,
+            soft_wrap=True,
         )
-    Console(stderr=True).print(table)
 
 
 def results_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
