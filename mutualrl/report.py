@@ -95,12 +95,10 @@ def show_start(run: RunConfig, plan: Plan, opened: Mapping[str, Any]) -> None:
     console.print(f"{run.steps} steps of {run.problems_per_step} problems; policies compute {turns}:", highlight=False)
     for name, p in run.policies.items():
         model, mesh = opened[name].config, plan.meshes[name]
-        console.print(
-            f"  {name}: {model.model_type}, {model.num_layers} layers, width {model.hidden_size}, {model.vocab_size} ids; "
-            f"{p.estimator}, G={p.group_size}, {p.aggregation}; mesh {mesh.shape['fsdp']} x {mesh.shape['tensor']}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        what = f"{model.model_type}, {model.num_layers} layers, width {model.hidden_size}, {model.vocab_size} ids"
+        how = f"{p.estimator}, G={p.group_size}, {p.aggregation}"
+        where = f"mesh {mesh.shape['fsdp']} x {mesh.shape['tensor']}"
+        console.print(f"  {name}: {what}; {how}; {where}", highlight=False, soft_wrap=True)
 
 
 def results_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
