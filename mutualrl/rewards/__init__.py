@@ -3,7 +3,8 @@
 A grader is a module of this package with
 
     extract(reply, problem) -> str | None   canonical text of the answer given (equal answers vote together), or None
-    grade(reply, problem) -> float          1.0 right, 0.0 wrong; pure, deterministic, callable from any thread
+    grade(reply, problem) -> float          1.0 right, 0.0 wrong, NaN where there is no gold answer to judge
+                                            by; pure, deterministic, callable from any thread
     IN_WORKER: bool                         True where grading parses what a model wrote: only worker processes may
 
 Use `workers.GraderPool(name)`, which knows where each may run.

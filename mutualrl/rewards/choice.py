@@ -8,6 +8,7 @@ alone and is not denied ("not A"); the last line as the text of an option. A sta
 
 from __future__ import annotations
 
+import math
 import re
 
 from mutualrl.rewards import reply as replies
@@ -52,9 +53,12 @@ def extract(reply: str, problem: Problem) -> str | None:
 
 
 def grade(reply: str, problem: Problem) -> float:
-    """1.0 if the letter chosen is the gold answer's, else 0.0; a gold text counts as the option that it is."""
+    """1.0 if the letter chosen is the gold answer's, else 0.0; a gold text counts as the option that it is.
+
+    NaN without a gold answer: nothing can be judged.
+    """
     if problem.answer is None:
-        return 0.0
+        return math.nan
     gold = problem.answer.strip()
     if not re.fullmatch(r"[A-Za-z]", gold):
         gold = extract(gold, problem) or ""

@@ -1,10 +1,12 @@
 """Exact match: the reply is the answer, character by character.
 
 The one normalisation: white space at both ends is dropped, of the reply and of the gold answer. Case, inner spaces and
-leading zeros count. An empty reply is no answer. A problem without a gold answer grades 0.
+leading zeros count. An empty reply is no answer. Without a gold answer nothing can be judged: NaN.
 """
 
 from __future__ import annotations
+
+import math
 
 from mutualrl.types import Problem
 
@@ -18,5 +20,7 @@ def extract(reply: str, problem: Problem) -> str | None:
 
 
 def grade(reply: str, problem: Problem) -> float:
-    """1.0 if the reply is the gold answer, else 0.0."""
-    return float(problem.answer is not None and extract(reply, problem) == problem.answer.strip())
+    """1.0 if the reply is the gold answer, else 0.0; NaN without a gold answer."""
+    if problem.answer is None:
+        return math.nan
+    return float(extract(reply, problem) == problem.answer.strip())

@@ -66,7 +66,10 @@ def extract(reply: str, problem: Problem) -> str | None:
 
 
 def grade(reply: str, problem: Problem) -> float:
-    """1.0 if the answer in the reply equals the gold answer, else 0.0 (also where either cannot be read)."""
+    """1.0 if the answer in the reply equals the gold answer, else 0.0 (also where either cannot be read).
+
+    NaN without a gold answer: nothing can be judged.
+    """
     if problem.answer is None:
         return math.nan
     found = _found(reply, problem)

@@ -127,7 +127,8 @@ class GraderPool:
         """Grades replies[i] as an answer to problems[i].
 
         Returns:
-          f64[n] rewards and n canonical answers (None where there is none), both in the order of `replies`.
+          f64[n] rewards (NaN where a reply cannot be judged) and n canonical answers (None where there is none), both
+          in the order of `replies`.
         """
         if len(replies) != len(problems):
             raise ValueError(f"{len(replies)} replies for {len(problems)} problems")
@@ -140,7 +141,8 @@ class GraderPool:
 
     def _inline(self, reply: str, problem: Problem) -> tuple[float, str | None]:
         try:
-            return float(self._grader.grade(reply, problem)), self._grader.extract(reply, problem)
+            reward = float(self._grader.grade(reply, problem))
+            return (reward if math.isfinite(reward) else math.nan), self._grader.extract(reply, problem)
         except Exception:  # as in a worker: no reply may stop a run
             self._count("crashes")
             return 0.0, None
@@ -186,7 +188,7 @@ class GraderPool:
             with self._lock:
                 self._idle.append(worker)
         reward = response["reward"]
-        return (reward if math.isfinite(reward) else 0.0), response["answer"]
+        return (reward if math.isfinite(reward) else math.nan), response["answer"]
 
     def _take(self) -> _Worker:
         with self._lock:
