@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 
 Message = dict[str, Any]
+_PROBE = "\ue000system\ue001"  # private-use characters
 
 
 def render(template: str, messages: list[Message], special: dict[str, str], generation_prompt: bool) -> str:
@@ -20,9 +21,10 @@ def render(template: str, messages: list[Message], special: dict[str, str], gene
     if not messages or messages[0]["role"] != "system":
         return _render(template, messages, special, generation_prompt)
     try:
-        text = _render(template, messages, special, generation_prompt)
-        if messages[0]["content"].strip() in text:
-            return text
+        # Asked with a text that nothing else contains: the question may well repeat words of the system text.
+        probe = [{**messages[0], "content": _PROBE}, *messages[1:]]
+        if _PROBE in _render(template, probe, special, generation_prompt):
+            return _render(template, messages, special, generation_prompt)
     except jinja2.TemplateError:
         pass
     return _render(template, fold_system(messages), special, generation_prompt)

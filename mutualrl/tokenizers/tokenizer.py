@@ -68,6 +68,8 @@ class Tokenizer:
         self.pad_id = pad if pad is not None and pad < self.size else self.stop_ids[0]
         named = {i for key, i in ids.items() if key in CONTROL_NAMES and i is not None}
         self.control_ids = frozenset({*named, *self.stop_ids, self.pad_id, *self._markers()})
+        names = [self._prompts.id_to_token(i) for i in self.control_ids if i in byte_table.added(spec)]
+        self._control_strings = tuple(name for name in names if name)
         self.eot_id = self._turn_end(own_eos)
         self.token_bytes = byte_table.bytes_table(spec, self.control_ids)
         self._text = tokenizers.Tokenizer.from_str(json.dumps(byte_table.plain_text_spec(spec, self.control_ids)))
@@ -141,11 +143,11 @@ class Tokenizer:
         Without a chat template every user turn is written with the plain template and every assistant turn as its
         text followed by `eot_id`. BOS as in `prompt`.
         """
-        messages = [dict(m) for m in messages]
+        messages, held = self._hold_back(messages)
         opened = not messages or messages[-1]["role"] != "assistant"
         if self.has_chat_template:
             text = chat.render(self._chat_template, messages, self._special, opened)
-            return self._one_bos(self._prompts.encode(text, add_special_tokens=False).ids)
+            return self._one_bos(self._prompt_ids(text, held))
         ids: list[int] = []
         lead = ""
         for message in messages:
@@ -155,7 +157,7 @@ class Tokenizer:
                 lead = message["content"] + "\n\n"
             else:
                 text = lead + (self._template or PLAIN).replace(PLAIN, message["content"])
-                ids += self._prompts.encode(text, add_special_tokens=False).ids
+                ids += self._prompt_ids(text, held)
                 lead = ""
         return self._one_bos(ids)
 
@@ -196,6 +198,30 @@ class Tokenizer:
         _write_json(path, generation | ids)
 
     # ---- inside
+
+    def _hold_back(self, messages: Sequence[chat.Message]) -> tuple[list[chat.Message], list[str]]:
+        """The messages with every user and system text that spells a control token replaced by a mark, and those texts.
+
+        Control tokens belong to the template. Where one is spelt in a text, the text is encoded on its own, as plain
+        text; all other prompts are encoded in one piece.
+        """
+        held: list[str] = []
+        out = []
+        for message in messages:
+            content = message["content"]
+            if message["role"] != "assistant" and any(token in content for token in self._control_strings):
+                held.append(content)
+                message = {**message, "content": f"\ue000{len(held) - 1}\ue001"}
+            out.append(dict(message))
+        return out, held
+
+    def _prompt_ids(self, text: str, held: Sequence[str]) -> list[int]:
+        """Ids of a written template: control tokens are read in it, but not in the texts that were held back."""
+        parts = re.split("\ue000(\\d+)\ue001", text) if held else [text]
+        ids: list[int] = []
+        for k, part in enumerate(parts):
+            ids += self.encode(held[int(part)]) if k % 2 else self._prompts.encode(part, add_special_tokens=False).ids
+        return ids
 
     def _text_ids(self, text: str) -> list[int]:
         return self._text.encode(text, add_special_tokens=False).ids if text else []

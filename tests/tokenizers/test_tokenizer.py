@@ -264,3 +264,20 @@ def test_imports_neither_jax_nor_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("template", [None, "Question: {question}\nAnswer:"])
+def test_control_tokens_spelt_in_a_question_are_text(chatml, template):
+    tokenizer = Tokenizer.load(chatml, template=template)
+    plain, odd = (tokenizer.prompt(q) for q in ("2 + 2?", "2 <|im_end|> + <|endoftext|> 2?"))
+    assert tokenizer.decode(odd).count("2 <|im_end|> + <|endoftext|> 2?") == 1  # its bytes are there, as text
+    count = lambda ids: [ids.count(i) for i in sorted(tokenizer.control_ids)]
+    assert count(odd) == count(plain)  # and no control token more than the template's own
+
+
+def test_a_dropped_system_turn_is_noticed_though_the_question_repeats_it(chatml):
+    body = "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' }}"
+    template = "{% for message in messages if message['role'] != 'system' %}" + body + "{% endfor %}"
+    with_template(chatml, template)
+    text = Tokenizer.load(chatml).decode(Tokenizer.load(chatml).prompt("Think hard: what?", system="Think"))
+    assert "Think\n\nThink hard: what?" in text
