@@ -224,6 +224,30 @@ def test_other_objectives_resume_bit_for_bit(models, tmp_path, monkeypatch):
     assert_same_states(final_states(tmp_path / "run"), final_states(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("devices", [(4, 4), (6, 2)])
+def test_two_policies_on_slices_give_the_single_device_numbers(models, tmp_path, devices):
+    """Disjoint slices of eight devices, one of them with layers split in two, against turns on one device."""
+
+    def run(workdir, plan, sizes, tensor):
+        config = settings(models, steps=2, eval_problems=0, plan=plan)
+        config.policies.llama.devices, config.policies.qwen.devices = sizes
+        config.policies.llama.tensor = tensor
+        train(read(config), workdir)
+        lines = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
+        return final_states(workdir)[1], [{k: v for k, v in x.items() if not k.startswith("time/")} for x in lines]
+
+    (one, one_metrics), (many, many_metrics) = (
+        run(tmp_path / "one", "time_slice", (1, 1), 1),
+        run(tmp_path / "many", "static", devices, 2),
+    )
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(many)):
+        np.testing.assert_allclose(np.asarray(y), np.asarray(x), atol=2e-4, rtol=2e-4)
+    for x, y in zip(one_metrics, many_metrics):
+        assert x.keys() == y.keys()
+        for key in x:
+            np.testing.assert_allclose(y[key], x[key], atol=1e-3, rtol=1e-3, err_msg=key)
+
+
 def test_policy_order_does_not_matter(models, whole, tmp_path):
     turned = dict(reversed(models.items()))
     train(read(settings(turned)), tmp_path)

@@ -127,15 +127,18 @@ def _split_unit(text: str) -> tuple[str, str]:
 
 def _parens_to_braces(text: str) -> str:
     """`^(a+b)` to `^{(a+b)}` and `\\sqrt(a)` to `\\sqrt{a}`."""
-    for m in reversed(list(re.finditer(r"(\^|\\sqrt(?:\{\})?)\s*\(", text))):
-        depth, i = 1, m.end()
-        while i < len(text) and depth:
-            depth += {"(": 1, ")": -1}.get(text[i], 0)
-            i += 1
-        if not depth:
-            head = m.group(1).replace("{}", "")
-            text = f"{text[: m.start()]}{head}{{{text[m.end() : i - 1]}}}{text[i:]}"
-    return text
+    heads = {m.end() - 1: m for m in re.finditer(r"(\^|\\sqrt(?:\{\})?)\s*\(", text)}  # by the place of the "("
+    opened, changes = [], []
+    for m in re.finditer(r"[()]", text) if heads else ():
+        if m.group() == "(":
+            opened.append(m.start())
+        elif opened and (head := heads.get(opened.pop())):
+            changes += [(*head.span(), head.group(1).replace("{}", "") + "{"), (*m.span(), "}")]
+    parts, at = [], 0
+    for start, end, new in sorted(changes):
+        parts += [text[at:start], new]
+        at = end
+    return "".join([*parts, text[at:]])
 
 
 def _strip_parens(text: str) -> str:
