@@ -5,7 +5,8 @@ A source is a module of this package with
     load(split, **options) -> list[Problem]
 
 where `split` is 'train' or 'test' (always disjoint) and every option is keyword-only with a default, so that
-`inspect.signature(load)` tells what may be set. A bad value raises ValueError naming option, value and what is allowed.
+`inspect.signature(load)` tells what may be set. A bad value raises ValueError naming option, value and what is allowed,
+before anything is read or made.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ def names() -> list[str]:
 
 
 def load(name: str, split: str, /, **options: Any) -> list[Problem]:
-    """Problems of one split of the source called `name`; ValueError for an unknown source, option, split or value."""
+    """Problems of one split of the source called `name`.
+
+    Raises:
+      ValueError: an unknown source, option, split or value, or two problems with one id.
+      FileNotFoundError: what a source reads is not there.
+    """
     if name not in names():
         raise ValueError(f"data source {name!r} is unknown; there are {', '.join(names())}")
     source = importlib.import_module(f"{__name__}.{name}")
@@ -34,4 +40,10 @@ def load(name: str, split: str, /, **options: Any) -> list[Problem]:
     for option in options:
         if option not in known:
             raise ValueError(f"data source {name!r} has no option {option!r}; it has {', '.join(known)}")
-    return source.load(split, **options)
+    problems = source.load(split, **options)
+    seen: set[str] = set()
+    for p in problems:
+        if p.id in seen:
+            raise ValueError(f"data source {name!r}: the id {p.id!r} comes twice in the {split} split")
+        seen.add(p.id)
+    return problems

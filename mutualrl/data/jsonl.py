@@ -3,21 +3,25 @@
 Fields read: `question` (the only one a record must have), `answer` (text or number; for a choice problem the letter of
 the option), `id` (file name and line number where absent), `choices`, `subject`, `source`, `images` (paths, relative to
 the file), `views`. The rest goes to `Problem.extra`. A problem's `kind` is its subject, else its source, else the
-file's name. An answer in GSM8K's own form (a solution ending in `#### 1,234`) becomes the number; the solution is kept.
+file's name. An answer in GSM8K's own form (`#### 1,234`, mostly behind a solution) becomes the number; the whole is
+kept as `extra['solution']`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from mutualrl.data.split import check_count, check_fraction, check_names, check_split, held_out
+from mutualrl.data.split import check_count, check_fraction, check_names, check_split, check_text, held_out
 from mutualrl.types import Problem
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MARKED = re.compile(r"(?:.*\n)?#### (.*)", re.DOTALL)  # what follows the last mark
 _OWN_FIELDS = ("id", "question", "answer", "choices", "source", "subject", "images", "views")
 
 
@@ -51,9 +55,8 @@ def load(
     check_fraction("holdout", holdout)
     check_count("limit", limit)
     kinds = check_names("kinds", kinds)
-    for option, value in (("train", train), ("test", test)):
-        if not isinstance(value, str):
-            raise ValueError(f"{option} is {value!r}; allowed is the path of a file")
+    check_text("train", train)
+    check_text("test", test)
     if not train and (split == "train" or not test):
         raise ValueError(f"train is {train!r}; the {split} split needs the path of a file")
     if test:
@@ -108,9 +111,9 @@ def _problem(record: Any, path: pathlib.Path, number: int) -> Problem:
     lists = {field: _texts(record, field) for field in ("choices", "images", "views")}
     extra = {k: v for k, v in record.items() if k not in _OWN_FIELDS}
     answer = texts["answer"]
-    if answer is not None and "\n#### " in answer:
+    if answer is not None and (found := _MARKED.match(answer)):
         extra.setdefault("solution", answer)
-        answer = answer.rpartition("\n#### ")[2].strip().replace(",", "")
+        answer = found.group(1).strip().replace(",", "")
     choices = lists["choices"]
     if choices and answer is not None and (len(answer) != 1 or answer not in _LETTERS[: len(choices)]):
         raise ValueError(f"answer {answer!r} is none of {len(choices)} choices")
@@ -132,6 +135,8 @@ def _text(record: dict, field: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):  # 1e400, NaN
+            raise ValueError(f"{field} is no finite number")
         return repr(value)
     raise ValueError(f"{field} is no text")
 

@@ -74,8 +74,10 @@ def load(split: str, *, kinds: Sequence[str] = KINDS, size: int = 0, seed: int =
     check_split(split)
     check_count("size", size)
     check_count("seed", seed)
+    if not check_names("kinds", kinds, KINDS):
+        raise ValueError(f"kinds is {kinds!r}; allowed are some of {', '.join(KINDS)}")
     problems = []
-    for kind in check_names("kinds", kinds, KINDS):
+    for kind in kinds:
         numbers = np.arange(10_000)
         digits = numbers[:, None] // np.array([1000, 100, 10, 1]) % 10
         right, wrong = (rule(digits) for rule in RULES[kind])

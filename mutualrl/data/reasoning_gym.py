@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mutualrl.data.split import check_count, check_split, held_out
+from mutualrl.data.split import check_count, check_names, check_split, held_out
 from mutualrl.types import Problem
 
 HELD_OUT = 0.2  # share of all questions that only the test split has
@@ -43,19 +43,20 @@ def load(
     check_split(split)
     check_count("size", size, 1)
     check_count("seed", seed)
-    if isinstance(tasks, str) or not isinstance(tasks, (Sequence, Mapping)) or not tasks:
+    if not tasks or not isinstance(tasks, Mapping) and not check_names("tasks", tasks):
         raise ValueError(f"tasks is {tasks!r}; allowed are a list of task names or a mapping from name to settings")
-    settings = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks, {})
-    problems = []
-    for task, config in settings.items():
+    settings = {}
+    for task, config in tasks.items() if isinstance(tasks, Mapping) else dict.fromkeys(tasks).items():
+        if not isinstance(config or {}, Mapping):
+            raise ValueError(f"tasks[{task!r}] is {config!r}; allowed is a mapping from setting to value")
         config = dict(config or {})
         count = check_count(f"tasks[{task!r}]['size']", config.pop("size", size), 1)
-        problems += _generate(task, config, split, count, seed)
-    return problems
+        _check_task(task, config)
+        settings[task] = config, count
+    return [p for task, (config, count) in settings.items() for p in _generate(task, config, split, count, seed)]
 
 
 def _generate(task: str, config: dict[str, Any], split: str, count: int, seed: int) -> list[Problem]:
-    _check_task(task, config)
     # Seeds far apart: a task draws item i from seed + i, so that neighbouring seeds would share items.
     digest = hashlib.blake2b(f"{task}/{seed}/{split}".encode(), digest_size=4).digest()
     share = HELD_OUT if split == "test" else 1 - HELD_OUT
@@ -109,3 +110,4 @@ def _check_task(task: str, config: Mapping[str, Any]) -> None:
     for option in config:
         if option not in fields:
             raise ValueError(f"tasks[{task!r}] has no setting {option!r}; allowed are {', '.join(['size', *fields])}")
+    make(task, {**config, "seed": 0, "size": 1})

@@ -38,6 +38,13 @@ def check_fraction(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_text(name: str, value: Any) -> str:
+    """`value` as a string; ValueError naming the option otherwise."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; allowed is a text")
+    return value
+
+
 def check_names(name: str, value: Any, allowed: Collection[str] | None = None) -> tuple[str, ...]:
     """`value` as a tuple of distinct strings, all of them in `allowed` where given; ValueError otherwise."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):

@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from mutualrl.data.split import check_count, check_split
+from mutualrl.data.split import check_count, check_split, check_text
 from mutualrl.types import Problem
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -47,18 +47,29 @@ def load(
     """
     check_split(split)
     check_count("limit", limit)
+    fields = {"question": question, "answer": answer, "choices": choices, "id": id, "kind": kind}
+    places = {"path": path, "name": name, "data_dir": data_dir, "train": train, "test": test}
+    for option, value in {**places, **fields}.items():
+        check_text(option, value)
+    if not isinstance(download, bool):
+        raise ValueError(f"download is {download!r}; allowed are True and False")
+    if not question:
+        raise ValueError("question is ''; allowed is the name of a feature")
     if bool(path) == bool(name):
         raise ValueError(f"path is {path!r} and name is {name!r}; give one of them")
     part = train if split == "train" else test
     if train == test:
         raise ValueError(f"train and test are both {train!r}; they must not overlap")
     builder = _builder(path, name, data_dir, download)
-    fields = {"question": question, "answer": answer, "choices": choices, "id": id, "kind": kind}
     for option, feature in fields.items():
         if feature:
             _feature(builder, option, feature)
-    if not question:
-        raise ValueError("question is ''; allowed is the name of a feature")
+    try:
+        builder.info.splits[part]
+    except (KeyError, ValueError) as e:
+        raise ValueError(
+            f"{split} is {part!r}; allowed are the splits {', '.join(sorted(builder.info.splits))} and parts of them"
+        ) from e
     title = name or builder.name
     problems = []
     for i, record in enumerate(_records(builder, part, limit)):

@@ -7,6 +7,7 @@ large one); blocks are dequantised by the `gguf` library.
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 import re
 import struct
@@ -38,7 +39,7 @@ def read_header(path: str | Path) -> tuple[dict[str, Any], dict[str, TensorInfo]
     """The metadata (arrays of numbers as numpy arrays, of strings as lists) and the tensors by GGUF name.
 
     Raises:
-      ValueError: not a little-endian GGUF file of version 2 or 3.
+      ValueError: not a little-endian GGUF file of version 2 or 3, or one that is cut short or damaged.
     """
     with open(path, "rb") as file:
         try:
@@ -48,21 +49,31 @@ def read_header(path: str | Path) -> tuple[dict[str, Any], dict[str, TensorInfo]
     with data:
         if data[:4] != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file: it starts with {data[:4]!r}")
-        version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
-        if version not in (2, 3):
-            raise ValueError(f"{path} is GGUF version {version}; allowed: 2 and 3, little-endian")
-        cursor = _Cursor(data, 24)
-        metadata = {}
-        for _ in range(keys):
-            key = cursor.string()
-            metadata[key] = cursor.value(cursor.number("I"))
-        found = {}
-        for _ in range(tensors):
-            name, dims = cursor.string(), cursor.number("I")
-            shape = tuple(cursor.number("Q") for _ in range(dims))[::-1]
-            found[name] = TensorInfo(shape, cursor.number("I"), cursor.number("Q"))
-        align = int(metadata.get("general.alignment", 32))
-        base = -(-cursor.at // align) * align
+        cursor = _Cursor(data, 4)
+        try:
+            version = cursor.number("I")
+            if version in (2, 3):
+                return _read_header(cursor)
+        except (struct.error, EOFError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is cut short or damaged: its header cannot be read at byte {cursor.at}"
+            ) from error
+        raise ValueError(f"{path} is GGUF version {version}; allowed: 2 and 3, little-endian")
+
+
+def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    tensors, keys = cursor.number("Q"), cursor.number("Q")
+    metadata = {}
+    for _ in range(keys):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.number("I"))
+    found = {}
+    for _ in range(tensors):
+        name, dims = cursor.string(), cursor.number("I")
+        shape = tuple(cursor.number("Q") for _ in range(dims))[::-1]
+        found[name] = TensorInfo(shape, cursor.number("I"), cursor.number("Q"))
+    align = int(metadata.get("general.alignment", 32))
+    base = -(-cursor.at // align) * align
     return metadata, {name: dataclasses.replace(t, start=base + t.start) for name, t in found.items()}
 
 
@@ -70,15 +81,17 @@ class _Cursor:
     def __init__(self, data: mmap.mmap, at: int):
         self.data, self.at = data, at
 
+    def take(self, length: int) -> bytes:
+        if length > len(self.data) - self.at:
+            raise EOFError
+        self.at += length
+        return self.data[self.at - length : self.at]
+
     def number(self, code: str) -> Any:
-        value = struct.unpack_from("<" + code, self.data, self.at)[0]
-        self.at += struct.calcsize(code)
-        return value
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def string(self) -> str:
-        length = self.number("Q")
-        self.at += length
-        return self.data[self.at - length : self.at].decode("utf-8", errors="replace")
+        return self.take(self.number("Q")).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -89,8 +102,7 @@ class _Cursor:
         if kind not in _SCALARS:
             return [self.value(kind) for _ in range(count)]
         dtype = np.dtype("<" + _SCALARS[kind])
-        self.at += count * dtype.itemsize
-        return np.frombuffer(self.data[self.at - count * dtype.itemsize : self.at], dtype)
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,6 +175,7 @@ _FIELDS = {
     "rope.freq_base": "rope_theta",
     "context_length": "max_position_embeddings",
 }
+_NEEDED = ("embedding_length", "block_count", "attention.head_count")
 _IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -193,7 +206,11 @@ class GGUFSource:
     """
 
     def __init__(self, path: str | Path):
-        """Reads the header only. Raises ValueError for unknown architectures, tensors or rotary scalings."""
+        """Reads the header only.
+
+        Raises:
+          ValueError: unreadable or cut short, or an unknown architecture, tensor or rotary scaling.
+        """
         self._path = Path(path)
         self.metadata, self._tensors = read_header(path)
         name = self.metadata.get("general.architecture")
@@ -202,7 +219,14 @@ class GGUFSource:
         self._prefix, self._arch = name, ARCHITECTURES[name]
         if "token_embd.weight" not in self._tensors:
             raise ValueError(f"{path} holds no token_embd.weight; only whole models can be read, not parts of one")
+        for key in _NEEDED:
+            if f"{name}.{key}" not in self.metadata:
+                raise ValueError(f"{path} holds no {name}.{key}")
         self._names = {self._hf_name(t): t for t in self._tensors if t not in _ROPE_TENSORS}
+        length = self._path.stat().st_size
+        for stored, info in self._tensors.items():
+            if info.start + _stored_bytes(info) > length:
+                raise ValueError(f"{path} is cut short: tensor {stored} goes beyond its {length} bytes")
         self.config = self._config()
 
     def names(self) -> list[str]:
@@ -316,6 +340,14 @@ class GGUFSource:
         if kind not in ("linear", "yarn"):
             raise ValueError(f"rope.scaling.type {kind!r} is not supported; allowed: none, linear, yarn, longrope")
         return scaling
+
+
+def _stored_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor in the file; 0 for a type that the library does not know."""
+    if info.type not in list(gguf.GGMLQuantizationType):
+        return 0
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(info.type)]
+    return math.prod(info.shape) // block * size
 
 
 def _unpermuted(value: np.ndarray, heads: int) -> np.ndarray:

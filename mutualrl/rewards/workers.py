@@ -240,4 +240,4 @@ def self_check(pool: GraderPool, problems: Sequence[Problem]) -> list[Problem]:
     """
     with_gold = [p for p in problems if p.answer is not None]
     rewards_, _ = pool.grade([p.answer for p in with_gold], with_gold)
-    return [p for p, r in zip(with_gold, rewards_) if r < 1.0]
+    return [p for p, r in zip(with_gold, rewards_) if not r >= 1]

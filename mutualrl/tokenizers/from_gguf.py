@@ -11,7 +11,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from mutualrl.models.gguf import read_header
 from mutualrl.tokenizers.pieces import UNUSED, Pieces, add_bos, add_tokens, from_pieces
-from mutualrl.tokenizers.sources import Source
+from mutualrl.tokenizers.sources import Source, readable
 
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
@@ -100,9 +100,12 @@ def read_gguf(path: str | Path) -> Source:
     pre = meta.get("pre", "default")
     bos = special.get("bos_token") if meta.get("add_bos_token", _bos_by_default(meta, pre)) else None
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(meta.get("model"))
+    if build is _byte_level and pre not in PRE_TOKENIZERS:
+        raise ValueError(f"{path}: tokenizer.ggml.pre {pre!r} is not supported; allowed: {', '.join(PRE_TOKENIZERS)}")
     if build is None:
         raise ValueError(f"{path}: tokenizer.ggml.model {meta.get('model')!r} is not supported; allowed: gpt2, llama")
-    backend = build(meta, tokens, types, pre, str(path))
+    with readable(path):  # of lists that do not go together
+        backend = build(meta, tokens, types)
     add_bos(backend, bos)
     stops = [int(meta[key]) for key in ("eos_token_id", "eot_token_id", "eom_token_id") if key in meta]
     ids = {token: i for i, token in enumerate(tokens)}
@@ -123,11 +126,8 @@ def _bos_by_default(meta: Mapping[str, Any], pre: str) -> bool:
     return meta.get("model") == "llama" or pre in _LLAMA3
 
 
-def _byte_level(
-    meta: Mapping[str, Any], tokens: list[str], types: list[int], pre: str, path: str
-) -> tokenizers.Tokenizer:
-    if pre not in PRE_TOKENIZERS:
-        raise ValueError(f"{path}: tokenizer.ggml.pre {pre!r} is not supported; allowed: {', '.join(PRE_TOKENIZERS)}")
+def _byte_level(meta: Mapping[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
+    pre = meta.get("pre", "default")
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
     vocab = {token: i for i, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3))
@@ -137,9 +137,7 @@ def _byte_level(
     return backend
 
 
-def _sentencepiece(
-    meta: Mapping[str, Any], tokens: list[str], types: list[int], pre: str, path: str
-) -> tokenizers.Tokenizer:
+def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
     unk = meta.get("unknown_token_id")
     return from_pieces(
         Pieces(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,25 +77,42 @@ def adds_bos(backend: tokenizers.Tokenizer, bos: str | None) -> bool:
 
 
 def _json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object but a {type(value).__name__}")
+    return value
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns whatever a library raises on a broken tokenizer into a ValueError of one line that names `path`."""
+    try:
+        yield
+    except Exception as error:  # the `tokenizers` library raises bare Exceptions
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} holds no tokenizer that can be read: {reason}") from error
 
 
 def _folder(folder: Path, name: str) -> Source:
     config = _json(folder / "tokenizer_config.json")
     special = _special_tokens(_json(folder / "special_tokens_map.json") | config)
     if (folder / "tokenizer.json").exists():
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with readable(folder / "tokenizer.json"):
+            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     elif not config and (models := sorted(folder.glob("*.model"))):
         return dataclasses.replace(_bare_sentencepiece(models[0]), name=name)
     else:
         # Older formats (vocab.txt, vocab.json + merges.txt, SentencePiece with a class of its own).
         from transformers import AutoTokenizer
 
-        try:
+        with readable(folder):
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
             backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        except (OSError, ValueError, AttributeError) as error:
-            raise ValueError(f"{folder} holds no tokenizer that can be read: {error}") from error
         special = {**{k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}, **special}
     model, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
     configs = [generation, model, model.get("text_config") or {}]
@@ -147,6 +166,7 @@ def _chat_template(folder: Path, config: dict) -> str | None:
 
 
 def _bare_sentencepiece(path: Path) -> Source:
-    backend, special = read_sentencepiece(path)
+    with readable(path):
+        backend, special = read_sentencepiece(path)
     name = path.parent.name or path.stem
     return Source(name, backend, special, adds_bos(backend, special.get("bos_token")), (), None, None)

@@ -45,7 +45,12 @@ class Tokenizer:
     """
 
     def __init__(self, source: Source, *, template: str | None = None, system: str | None = None):
-        """Use `Tokenizer.load`. Raises ValueError where there is no stop id or `template` has no {question}."""
+        """Use `Tokenizer.load`.
+
+        Raises:
+          ValueError: no stop id, a `template` without {question}, or a chat template that cannot write a user's and an
+            assistant's turn.
+        """
         if template is not None and PLAIN not in template:
             raise ValueError(f"the plain template of {source.name} has no {PLAIN}: {template!r}")
         self.name = source.name
@@ -68,12 +73,13 @@ class Tokenizer:
         self.pad_id = pad if pad is not None and pad < self.size else self.stop_ids[0]
         named = {i for key, i in ids.items() if key in CONTROL_NAMES and i is not None}
         self.control_ids = frozenset({*named, *self.stop_ids, self.pad_id, *self._markers()})
-        names = [self._prompts.id_to_token(i) for i in self.control_ids if i in byte_table.added(spec)]
-        self._control_strings = tuple(name for name in names if name)
         self.eot_id = self._turn_end(own_eos)
         self.token_bytes = byte_table.bytes_table(spec, self.control_ids)
-        self._text = tokenizers.Tokenizer.from_str(json.dumps(byte_table.plain_text_spec(spec, self.control_ids)))
+        plain = byte_table.plain_text_spec(spec, self.control_ids)
+        self._text = tokenizers.Tokenizer.from_str(json.dumps(plain))
         self._text.encode_special_tokens = True
+        spelt_out = {entry["content"] for entry in byte_table.added(plain).values() if entry["special"]} - {""}
+        self._control = re.compile("|".join(map(re.escape, sorted(spelt_out, key=len, reverse=True))) or "(?!)")
         self._by_bytes, self._breaks = self._awkward_strings()
         self.lossless, self.loss_reason = losses_of(self)
 
@@ -85,6 +91,9 @@ class Tokenizer:
           source: path or hub id; with HF_HUB_OFFLINE=1 only the local hub cache is asked.
           template: plain prompt with {question} in it (e.g. few-shot); replaces the chat template.
           system: system text of every prompt that is not given another one.
+
+        Raises:
+          ValueError: the source is no tokenizer that can be read; FileNotFoundError: there is nothing.
         """
         return cls(open_source(source), template=template, system=system)
 
@@ -141,23 +150,24 @@ class Tokenizer:
         """The ids of a conversation of {'role', 'content'} turns; the assistant's turn is opened unless it was last.
 
         Without a chat template every user turn is written with the plain template and every assistant turn as its
-        text followed by `eot_id`. BOS as in `prompt`.
+        text followed by `eot_id`. BOS as in `prompt`. Control tokens belong to the template: spelt in a message they
+        are ordinary text.
         """
-        messages, held = self._hold_back(messages)
+        messages, hidden = self._hide_control(messages)
         opened = not messages or messages[-1]["role"] != "assistant"
         if self.has_chat_template:
             text = chat.render(self._chat_template, messages, self._special, opened)
-            return self._one_bos(self._prompt_ids(text, held))
+            return self._one_bos(self._prompt_ids(text, hidden))
         ids: list[int] = []
         lead = ""
         for message in messages:
             if message["role"] == "assistant":
-                ids += [*self.encode(message["content"]), self.eot_id]
+                ids += [*self.encode(message["content"].translate(hidden)), self.eot_id]
             elif message["role"] == "system":
                 lead = message["content"] + "\n\n"
             else:
                 text = lead + (self._template or PLAIN).replace(PLAIN, message["content"])
-                ids += self._prompt_ids(text, held)
+                ids += self._prompt_ids(text, hidden)
                 lead = ""
         return self._one_bos(ids)
 
@@ -199,29 +209,32 @@ class Tokenizer:
 
     # ---- inside
 
-    def _hold_back(self, messages: Sequence[chat.Message]) -> tuple[list[chat.Message], list[str]]:
-        """The messages with every user and system text that spells a control token replaced by a mark, and those texts.
+    def _hide_control(self, messages: Sequence[chat.Message]) -> tuple[list[chat.Message], dict[int, str]]:
+        """The messages with each control token spelt in them as one private-use character, and what those stand for."""
+        texts = [m["content"] for m in messages]
+        found = sorted({token for text in texts for token in self._control.findall(text)})
+        free = (c for c in range(0xE000, 0xF900) if not any(chr(c) in text for text in texts)) if found else ()
+        hidden = dict(zip(free, found))
+        marks = {token: chr(c) for c, token in hidden.items()}
+        hide = lambda text: self._control.sub(lambda m: marks[m.group()], text)
+        return [{**m, "content": hide(text)} for m, text in zip(messages, texts)], hidden
 
-        Control tokens belong to the template. Where one is spelt in a text, the text is encoded on its own, as plain
-        text; all other prompts are encoded in one piece.
+    def _prompt_ids(self, text: str, hidden: dict[int, str]) -> list[int]:
+        """The ids of a written template.
+
+        It is encoded in one piece, but for the stretches between control tokens that have something hidden in them:
+        those are plain text.
         """
-        held: list[str] = []
-        out = []
-        for message in messages:
-            content = message["content"]
-            if message["role"] != "assistant" and any(token in content for token in self._control_strings):
-                held.append(content)
-                message = {**message, "content": f"\ue000{len(held) - 1}\ue001"}
-            out.append(dict(message))
-        return out, held
-
-    def _prompt_ids(self, text: str, held: Sequence[str]) -> list[int]:
-        """Ids of a written template: control tokens are read in it, but not in the texts that were held back."""
-        parts = re.split("\ue000(\\d+)\ue001", text) if held else [text]
         ids: list[int] = []
-        for k, part in enumerate(parts):
-            ids += self.encode(held[int(part)]) if k % 2 else self._prompts.encode(part, add_special_tokens=False).ids
-        return ids
+        joint = ""
+        for part in re.split(f"({self._control.pattern})", text) if hidden else [text]:
+            plain = part.translate(hidden)
+            if plain == part:
+                joint += part
+                continue
+            ids += [*self._prompts.encode(joint, add_special_tokens=False).ids, *self.encode(plain)]
+            joint = ""
+        return ids + self._prompts.encode(joint, add_special_tokens=False).ids
 
     def _text_ids(self, text: str) -> list[int]:
         return self._text.encode(text, add_special_tokens=False).ids if text else []
@@ -246,7 +259,11 @@ class Tokenizer:
         }
         if self._chat_template is not None:
             turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-            for text in (chat.render(self._chat_template, turns[:k], self._special, k == 1) for k in (1, 2)):
+            try:
+                texts = [chat.render(self._chat_template, turns[:k], self._special, k == 1) for k in (1, 2)]
+            except Exception as error:  # jinja2's, and whatever the expressions of a template raise
+                raise ValueError(f"the chat template of {self.name} fails: {' '.join(str(error).split())}") from error
+            for text in texts:
                 for i in self._prompts.encode(text, add_special_tokens=False).ids:
                     if i in added and added[i]["special"] and not TAG.fullmatch(added[i]["content"]):
                         marks.add(i)

@@ -22,9 +22,17 @@ def test_sources_are_found_by_module_name():
         ("procedural", {"kinds": "sort"}, "list of names"),
         ("procedural", {"size": -1}, "size is -1"),
         ("procedural", {"size": True}, "size is True"),
+        ("procedural", {"seed": 0.5}, "seed is 0.5"),
+        ("procedural", {"kinds": ()}, "allowed are some of max"),
+        ("procedural", {"kinds": [["sort"]]}, "list of names"),
+        ("jsonl", {"train": 5}, "train is 5"),
         ("jsonl", {}, "train is ''"),
         ("jsonl", {"train": "x", "holdout": 2}, "holdout is 2"),
         ("tfds", {}, "give one of them"),
+        ("tfds", {"path": 5}, "path is 5"),
+        ("tfds", {"path": "x", "question": ""}, "question is ''"),
+        ("tfds", {"path": "x", "answer": None}, "answer is None"),
+        ("tfds", {"path": "x", "download": "no"}, "download is 'no'"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(name, options, told):
@@ -109,14 +117,15 @@ def test_jsonl_fields(tmp_path):
             {"question": "q2", "answer": "B", "choices": ["x", "y"], "source": "s", "images": ["i.png"]},
             {"id": "3", "question": "q3", "answer": "So 1+1=2.\n#### 1,234"},
             {"id": "4", "question": "q4"},
+            {"id": "5", "question": "q5", "answer": "#### 4\n#### 5"},
         ],
     )
-    a, b, c, d = data.load("jsonl", "train", train=train, holdout=0.0)
+    a, b, c, d, e = data.load("jsonl", "train", train=train, holdout=0.0)
     assert (a.answer, a.kind, a.extra) == ("72", "algebra", {"level": 3})
     assert (b.id, b.answer, b.choices, b.kind) == ("a.jsonl/2", "B", ("x", "y"), "s")
     assert b.images == (str(tmp_path / "i.png"),)
     assert (c.answer, c.kind) == ("1234", "a") and c.extra["solution"].startswith("So")
-    assert d.answer is None
+    assert d.answer is None and e.answer == "5"
     assert data.load("jsonl", "train", train=train, holdout=0.0, kinds=("algebra",)) == [a]
     assert data.load("jsonl", "train", train=train, holdout=0.0, limit=2) == [a, b]
     with pytest.raises(ValueError, match="allowed are a, algebra, s"):
@@ -136,13 +145,14 @@ def test_jsonl_drops_bad_records_and_says_so_once(tmp_path, caplog):
             {"id": "5", "question": "q", "answer": [1]},
             {"id": "6", "question": "q", "answer": "C", "choices": ["x", "y"]},
             {"id": "7", "question": " ", "answer": "1"},
+            '{"id": "9", "question": "q", "answer": 1e400}',
         ],
     )
     with open(train, "ab") as f:
         f.write(b'{"id": "8", "question": "\xff"}\n')
     assert [p.id for p in data.load("jsonl", "train", train=train, holdout=0.0)] == ["1"]
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{train}: 8 bad records dropped, first line 2:")
+    assert record.getMessage().startswith(f"{train}: 9 bad records dropped, first line 2:")
 
 
 def test_jsonl_splits(tmp_path):
@@ -174,11 +184,22 @@ def test_reasoning_gym():
         ({"tasks": ["gdc"]}, "gcd"),
         ({"tasks": {"gcd": {"biggest": 3}}}, "max_value"),
         ({"tasks": {"gcd": {"max_value": -1}}}, "refused"),
-        ({"tasks": "gcd"}, "list of task names"),
+        ({"tasks": "gcd"}, "list of names"),
+        ({"tasks": []}, "list of task names"),
+        ({"tasks": [["gcd"]]}, "list of names"),
+        ({"tasks": {"gcd": 5}}, r"tasks\['gcd'\] is 5"),
         ({"size": 0}, "size is 0"),
     ):
         with pytest.raises(ValueError, match=told):
             data.load("reasoning_gym", "train", **bad)
+
+
+def test_reasoning_gym_checks_every_task_before_it_makes_any(monkeypatch):
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.setattr("mutualrl.data.reasoning_gym._generate", lambda *_: pytest.fail("made before all were checked"))
+    for bad, told in ((["gcd", "gdc"], "gdc"), ({"gcd": {}, "lcm": {"size": 0}}, "lcm"), ({"gcd": {"min": 1}}, "min")):
+        with pytest.raises(ValueError, match=told):
+            data.load("reasoning_gym", "train", tasks=bad)
 
 
 def test_reasoning_gym_splits_stay_disjoint_when_questions_run_out(caplog):
@@ -219,6 +240,11 @@ def test_tfds_prepared_directory_asks_no_network(tmp_path, monkeypatch):
     assert len(data.load("tfds", "train", name="tiny", data_dir=str(tmp_path), **fields)) == 4
     with pytest.raises(ValueError, match="question is 'text'; allowed are the features label, options, q, topic"):
         data.load("tfds", "train", path=path, question="text")
+    with pytest.raises(ValueError, match="data source 'tfds': the id '0' comes twice in the train split"):
+        data.load("tfds", "train", path=path, question="q", answer="", id="topic")
+    with pytest.raises(ValueError, match="train is 'valid'; allowed are the splits test, train and parts of them"):
+        data.load("tfds", "train", path=path, question="q", answer="", train="valid")
+    assert len(data.load("tfds", "train", path=path, question="q", answer="", train="train[:50%]")) == 2
     with pytest.raises(FileNotFoundError, match="nowhere"):
         data.load("tfds", "train", path=str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match="nothing_like_it"):

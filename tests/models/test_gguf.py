@@ -285,6 +285,34 @@ def test_what_is_not_understood_is_refused(tmp_path):
         GGUFSource(tmp_path / "d.gguf")
 
 
+def test_files_cut_short_are_refused_in_one_line(tmp_path):
+    path = write(
+        tmp_path / "m.gguf", "llama", random_tensors("llama", np.random.default_rng(8)), some__words=["a", "b"]
+    )
+    data = path.read_bytes()
+    _, tensors = read_header(path)
+    header = min(t.start for t in tensors.values())
+    for length in [*range(4, header - 32, 7), header, len(data) - 64]:
+        path.write_bytes(data[:length])
+        with pytest.raises(ValueError, match="m.gguf is cut short") as e:
+            GGUFSource(path)
+        assert "\n" not in str(e.value)
+    path.write_bytes(data[:8] + b"\xff" * 16 + data[24:])  # counts beyond any file
+    with pytest.raises(ValueError, match="header cannot be read"):
+        GGUFSource(path)
+
+
+def test_metadata_that_a_model_needs(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((V, D), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="holds no llama.embedding_length"):
+        GGUFSource(tmp_path / "m.gguf")
+
+
 def test_header_against_the_library(tmp_path):
     keys = dict(some__words=["a", "ü", ""], some__numbers=[1.5, -2.0], some__flag=True, some__count=7, some__text="x y")
     path = write(tmp_path / "m.gguf", "llama", random_tensors("llama", np.random.default_rng(7)), **keys)

@@ -1,10 +1,11 @@
 """Graders, each on its own: what is read, what is right, what was decided."""
 
 import math
+import time
 
 import pytest
 
-from mutualrl.rewards import choice, exact
+from mutualrl.rewards import choice, exact, reasoning_gym
 from mutualrl.rewards import math as math_grader
 from mutualrl.rewards import reply as replies
 from mutualrl.types import Problem
@@ -100,8 +101,9 @@ def test_math_answer_tag_is_no_pattern():
     assert math_grade("7", "7 [ans]8", answer_tag="[ans]") == 0
 
 
-def test_math_without_gold():
-    assert math.isnan(math_grader.grade("7", Problem("", "")))
+@pytest.mark.parametrize("grader", [choice, exact, math_grader])
+def test_without_gold_nothing_can_be_judged(grader):
+    assert math.isnan(grader.grade("7", Problem("", "", choices=("7", "8"))))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,6 @@ def test_exact(gold, reply, reward):
 def test_exact_extract():
     assert exact.extract(" 12 3 ", Problem("", "")) == "12 3"
     assert exact.extract(" \n", Problem("", "")) is None
-    assert math.isnan(exact.grade("x", Problem("", "")))
 
 
 OPTIONS = ("bank", "library", "a mall", "7")
@@ -167,14 +168,32 @@ def test_reply_boxes():
     assert [c for _, _, c in replies.boxes(r"\boxed{\{1\}} \boxed{a{b}c} \boxed{open")] == [r"\{1\}", "a{b}c"]
 
 
+NONSENSE = (
+    "A ", "not A ", r"\boxed{", "{", "}", "$", "$1$,", r"\[", r"\(", r"\$", "1", "1,", "1,111,", "**", "**a ", ",",
+    "answer is ", "answer: A or ", "answer: $", "#### a b c d\n", "<think>", "<answer>", "<|im", r"\text{", r"\sqrt[",
+    "(", "^(", "√(", "1%", r"\boxed{1},", " ", "\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["%s", r"\boxed{%s}", "answer: %s", "$%s$"])
+def test_long_nonsense_is_read_in_linear_time(form):
+    """A search that starts anew from many places takes from seconds to minutes at this length."""
+    problem = Problem("", "", answer="A", choices=OPTIONS)
+    for unit in NONSENSE:
+        reply = form.replace("%s", unit * (50_000 // len(unit)))
+        for grader in (choice, exact, math_grader, reasoning_gym):
+            start = time.perf_counter()
+            grader.extract(reply, problem)
+            assert time.perf_counter() - start < 5, (grader.__name__, unit)
+
+
 def test_reasoning_gym_scores():
     pytest.importorskip("reasoning_gym")
     from mutualrl import data
-    from mutualrl.rewards import reasoning_gym as grader
 
     (problem,) = data.load("reasoning_gym", "train", tasks=["gcd"], size=1)
     for reply in (problem.answer, f"<answer>{problem.answer}</answer>", f"So the answer is {problem.answer}."):
-        assert grader.grade(reply, problem) == 1
-    assert grader.grade("<answer>-1</answer>", problem) < 1
-    assert grader.grade("", problem) == 0
-    assert grader.extract("<think>5</think> 6", problem) == "6"
+        assert reasoning_gym.grade(reply, problem) == 1
+    assert reasoning_gym.grade("<answer>-1</answer>", problem) < 1
+    assert reasoning_gym.grade("", problem) == 0
+    assert reasoning_gym.extract("<think>5</think> 6", problem) == "6"

@@ -24,7 +24,7 @@ def grade(reply, problem):
     if reply == "raise": raise RuntimeError("no")
     if reply == "eat": bytearray(1 << 36)
     if reply == "print": print("noise"); os.write(1, b"noise")
-    if reply == "nan": return float("nan")
+    if reply in ("nan", "inf"): return float(reply)
     if reply == "pid": return os.getpid()
     if reply == "env": return float("jax" in sys.modules or os.environ["CUDA_VISIBLE_DEVICES"] != "")
     return float(reply == problem.answer)
@@ -60,6 +60,14 @@ def test_inline():
         rewards, answers = pool.grade(["5", "6", " "], problems(3))
     assert rewards.dtype == np.float64 and rewards.tolist() == [1, 0, 0] and answers == ["5", "6", None]
     assert not pool._all
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_what_cannot_be_judged_is_nan(wild, inline, monkeypatch):
+    with GraderPool(wild, workers=1) as pool:
+        monkeypatch.setattr(pool._grader, "IN_WORKER", not inline)
+        rewards, _ = pool.grade(["5", "nan", "inf", "4"], problems(4))
+    np.testing.assert_array_equal(rewards, [1, np.nan, np.nan, 0])
 
 
 def test_unparsable_answer_has_exactly_one_reward():

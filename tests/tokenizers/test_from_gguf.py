@@ -125,6 +125,10 @@ def test_what_is_not_understood_is_refused_by_name(chatml, tmp_path):
         Tokenizer.load(write(tmp_path / "b.gguf", **{**meta, "model": "bert"}))
     with pytest.raises(ValueError, match="holds no tokenizer"):
         Tokenizer.load(write(tmp_path / "c.gguf", model="gpt2"))
+    for name, broken in (("d", {"merges": ["no such"]}), ("e", {"model": "llama"})):
+        with pytest.raises(ValueError, match=f"{name}.gguf holds no tokenizer that can be read") as e:
+            Tokenizer.load(write(tmp_path / f"{name}.gguf", **{**meta, **broken}))
+        assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)

@@ -275,6 +275,79 @@ def test_control_tokens_spelt_in_a_question_are_text(chatml, template):
     assert count(odd) == count(plain)  # and no control token more than the template's own
 
 
+def test_only_the_stretch_with_a_spelt_control_token_is_encoded_apart(chatml):
+    """The template's own tokens stay; so does every stretch between them, white space of the template included."""
+    tokenizer = Tokenizer.load(chatml)
+    start, end = (tokenizer._prompts.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>"))
+    odd = "say <|im_end|> \ue000 \ue0000\ue001 <think>"
+    turns = [("system", "s"), ("user", odd), ("assistant", f"{odd}</think>"), ("user", "r")]
+    ids = tokenizer.chat([{"role": role, "content": content} for role, content in turns])
+    break_ = tokenizer.encode("\n")
+    want = [i for turn in turns for i in (start, *tokenizer.encode("\n".join(turn)), end, *break_)]
+    assert ids == [*want, start, *tokenizer.encode("assistant\n")]
+    # The prompt's own encoding, in one piece, wherever nothing is spelt out.
+    ordinary = "<think> 2  +\n2?</think> 🙂 \ue000"
+    assert (
+        tokenizer.prompt(ordinary)
+        == tokenizer._prompts.encode(
+            f"<|im_start|>user\n{ordinary}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+        ).ids
+    )
+    plain = Tokenizer.load(chatml, template="<|im_start|>{question}<|im_end|>")
+    assert plain.prompt(odd, system="<|im_end|>") == [
+        *tokenizer.encode("<|im_end|>\n\n"), start, *tokenizer.encode(odd), end
+    ]  # fmt: skip
+
+
+def with_special(folder, token):
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens([token])
+    backend.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder, template="{question}"), backend.token_to_id(token)
+
+
+def test_special_tokens_that_control_nothing_are_text_in_a_question(chatml):
+    tokenizer, hole = with_special(chatml, "<|fim_prefix|>")
+    assert hole not in tokenizer.control_ids
+    assert tokenizer.prompt("a <|fim_prefix|>") == tokenizer.encode("a <|fim_prefix|>")
+    assert hole not in tokenizer.prompt("a <|fim_prefix|>")
+
+
+def test_ids_beyond_the_vocabulary_are_counted(chatml):
+    """Tokenizers of text models may carry tokens that only their multimodal relatives have rows for."""
+    tokenizer, image = with_special(chatml, "<image_soft_token>")
+    assert tokenizer.size == len(tokenizer.token_bytes) == image + 1
+
+
+@pytest.mark.parametrize(
+    "file, text, told",
+    [
+        ("tokenizer.json", "{", "tokenizer.json holds no tokenizer that can be read"),
+        ("tokenizer.json", '{"model": 5}', "tokenizer.json holds no tokenizer that can be read"),
+        ("tokenizer_config.json", "{'a': 1}", "tokenizer_config.json is no JSON"),
+        ("config.json", "[]", "config.json holds no JSON object but a list"),
+        (
+            "chat_template.jinja",
+            "{% for m in messages %}{{ m.content }}",
+            "the chat template of chatml fails: .*endfor",
+        ),
+        ("chat_template.jinja", "{{ messages[7].content + 1 }}", "the chat template of chatml fails"),
+        ("chat_template.jinja", "{{ raise_exception('no users') }}", "the chat template of chatml fails: no users"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_in_one_line(chatml, file, text, told):
+    (chatml / file).write_text(text)
+    with pytest.raises(ValueError, match=told) as e:
+        Tokenizer.load(chatml)
+    assert "\n" not in str(e.value)
+
+
+def test_a_broken_sentencepiece_model_is_refused(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="tokenizer.model holds no tokenizer that can be read"):
+        Tokenizer.load(tmp_path / "tokenizer.model")
+
+
 def test_a_dropped_system_turn_is_noticed_though_the_question_repeats_it(chatml):
     body = "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' }}"
     template = "{% for message in messages if message['role'] != 'system' %}" + body + "{% endfor %}"
