@@ -4,5 +4,5 @@ set -euo pipefail
 EXTRAS=test
 . "$(dirname "$0")/environment.sh"
 export HF_HUB_OFFLINE=1
-ruff check .
+python -m ruff check .
 exec python -m pytest -n "${WORKERS:-2}" --dist loadfile "$@"
