@@ -37,8 +37,8 @@ setup(
         "rich",  # progress and tables
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
-        "parity": ["torch", "accelerate"],  # live comparison with transformers' own models
+        "test": ["pytest", "pytest-xdist", "ruff"],
+        "parity": ["torch"],  # live comparison with transformers' own models
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]"],
         "vision": ["pillow"],

@@ -1,4 +1,4 @@
-"""A policy: config + tokenizer + mesh slice + state, and its three device verbs. The only place that jits.
+"""A policy: config + tokenizer + mesh slice + state, and its three device verbs. The only place that jits in a run.
 
 `sample`, `score` and `update` return at once with a handle whose `result()` waits, so that one Python thread keeps
 several policies busy on their slices at the same time.
