@@ -1,4 +1,4 @@
-"""Rows of rollouts to the padded `Batch` of an update. Host-side numpy; used by every transfer regime."""
+"""Rollouts, own and received, as rows of a padded `Batch`. Host-side numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from mutualrl import types
-from mutualrl.types import Batch, Rollouts
+from mutualrl.types import Batch, Received, Rollouts
 
 
 def own_rows(rollouts: Rollouts, source: int) -> Batch:
@@ -16,35 +16,77 @@ def own_rows(rollouts: Rollouts, source: int) -> Batch:
     Rows are problem-major: row p·G + g is rollout g of problem p.
     """
     p, g, t = rollouts.tokens.shape
-    s = rollouts.prompt.shape[1]
-    b = p * g
-    mask = rollouts.mask.reshape(b, t)
-    prompt = np.repeat(rollouts.prompt, g, 0)
-    prompt_positions = np.repeat(rollouts.prompt_positions, g, 0)
+    rows = completions(
+        rollouts, np.repeat(np.arange(p), g), rollouts.tokens.reshape(-1, t), rollouts.mask.reshape(-1, t)
+    )
+    rows.source[:] = source
+    rows.sampler_logp[:] = np.where(rows.mask, rollouts.logprobs.reshape(-1, t), np.nan)
+    return rows
+
+
+def received_rows(rollouts: Rollouts, received: Received, use: np.ndarray) -> Batch:
+    """The chosen received rows, each behind the learner's own prompt of its problem, every coefficient still 0.
+
+    Args:
+      rollouts: the learner's own, for the prompts.
+      use: bool[P, K], usable rows only.
+
+    Returns:
+      rows in the order of `np.nonzero(use)`. `seq_denom` and `seq_norm` stay those of an own row.
+    """
+    problem, k = np.nonzero(use)
+    rows = completions(rollouts, problem, received.tokens[use], received.mask[use])
+    rows.surr_mask[:] = received.surr_mask[use]
+    rows.source[:] = received.source[k]
+    traced = received.trace.valid[use]
+    rows.source_logp[:] = np.where(traced, received.trace.total[use], np.nan)
+    rows.source_tokens[:] = np.where(traced, received.trace.tokens[use], np.nan)
+    return rows
+
+
+def completions(rollouts: Rollouts, problem: np.ndarray, tokens: np.ndarray, mask: np.ndarray) -> Batch:
+    """Rows of given completions behind the prompts of given problems; on the policy's own terms (PPO, token level,
+    ratio to itself), with every coefficient 0.
+
+    Args:
+      problem: i[B] index of each row's problem. tokens, mask: [B, T] completions, right-padded.
+    """
+    b, t = tokens.shape
+    prompt, prompt_positions = rollouts.prompt[problem], rollouts.prompt_positions[problem]
     first = prompt_positions.max(-1, keepdims=True) + 1  # position of the first completion token
     positions = np.where(mask, first + np.arange(t), types.PAD_POSITION)
-    lengths = mask.sum(-1)
-    zeros = np.zeros(b, np.float32)
+    zeros = lambda: np.zeros(b, np.float32)  # noqa: E731
+    unknown = lambda: np.full(b, np.nan, np.float32)  # noqa: E731
     return Batch(
-        tokens=np.concatenate([prompt, rollouts.tokens.reshape(b, t)], 1).astype(np.int32),
-        positions=np.concatenate([prompt_positions, positions], 1).astype(np.int32).reshape(b, s + t),
-        mask=mask,
-        surr_mask=mask.copy(),
+        tokens=np.concatenate([prompt, tokens], 1).astype(np.int32),
+        positions=np.concatenate([prompt_positions, positions], 1).astype(np.int32),
+        mask=mask.astype(bool),
+        surr_mask=mask.astype(bool),
         adv=np.zeros((b, t), np.float32),
         denom_logp=np.zeros((b, t), np.float32),
         denom_self=np.ones(b, bool),
-        sampler_logp=np.where(mask, rollouts.logprobs.reshape(b, t), np.nan).astype(np.float32),
+        sampler_logp=np.full((b, t), np.nan, np.float32),
         ref_logp=np.zeros((b, t), np.float32),
-        surr_weight=zeros,
-        nll_weight=zeros.copy(),
-        kl_weight=zeros.copy(),
+        surr_weight=zeros(),
+        nll_weight=zeros(),
+        kl_weight=zeros(),
         kind=np.full(b, types.PPO, np.int8),
         level=np.full(b, types.TOKEN, np.int8),
         clip=np.full((b, 2), 0.2, np.float32),
-        seq_denom=np.full(b, np.nan, np.float32),
-        seq_norm=lengths.astype(np.float32),
+        seq_denom=unknown(),
+        seq_norm=mask.sum(-1).astype(np.float32),
         is_weight=np.ones((b, t), np.float32),
-        source=np.full(b, source, np.int32),
+        source=np.zeros(b, np.int32),
+        group=problem.astype(np.int32),
+        source_logp=unknown(),
+        source_tokens=unknown(),
+    )
+
+
+def join(first: Batch, second: Batch) -> Batch:
+    """The rows of both."""
+    return Batch(
+        **{f.name: np.concatenate([getattr(first, f.name), getattr(second, f.name)]) for f in dataclasses.fields(Batch)}
     )
 
 

@@ -1,4 +1,4 @@
-"""Every setting of a run, with its default, its reason and its limits; and the one-line refusal of a bad one.
+"""From a config file to the settings of a run (`mutualrl.settings`), and the one-line refusal of a bad one.
 
 A config file builds an `ml_collections.ConfigDict` with `base_config` and `add_policy` and returns it from
 `get_config()`. Settings of a policy live under `config.policies.<name>`; each follows `config.policy.<setting>` until
@@ -19,114 +19,25 @@ from typing import Any
 
 import ml_collections
 
-from mutualrl import advantages, data, rewards, types
+from mutualrl import advantages, data, rewards, sources, types
+from mutualrl.settings import ConfigError, ExchangeConfig, LogSource, PolicyConfig, RunConfig
 
 SCHEDULES = ("constant", "linear", "cosine")
 PLANS = ("auto", "static", "time_slice")
 
 
-class ConfigError(ValueError):
-    """A setting that cannot work: names the field, its value and what is allowed, in one line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyConfig:
-    """One policy: its model, prompts, objective, optimiser and share of the machine."""
-
-    # Model
-    model: str = ""  # HF folder, hub id, GGUF file, or `warmup` if mutualrl.warmup makes it
-    dtype: str = "float32"  # compute dtype; parameters and optimiser are float32 always
-    remat: bool = False  # recompute layers in the backward pass: less memory, about a third more work
-    unroll_layers: bool = False  # unroll the scan over layers: slower to compile, less copying of weights on a CPU
-
-    # Prompts
-    system: str = ""  # system turn; folded into the user turn where the chat template has none
-    template: str = ""  # plain prompt with {question}, instead of the model's chat template
-    stop_text: str = ""  # a token that contains this text ends a completion, beside the model's stop ids; e.g. "\n"
-    max_prompt_tokens: int = 512  # problems with a longer prompt for any policy are dropped and counted
-    prompt_bucket: int = 32  # smallest padded prompt length; buckets double from here, one compilation each
-
-    # Rollouts
-    group_size: int = 8  # G, rollouts a problem
-    max_new_tokens: int = 256  # T
-    temperature: float = 1.0  # of sampling, and of every log-prob in training
-    slots: int = 0  # completions decoded side by side; 0: all of a step
-
-    # Objective
-    estimator: str = "grpo"  # advantage estimator
-    advantage_eps: float = 1e-6  # added to the standard deviation (verl; TRL has 1e-4)
-    advantage_ddof: int = 1  # sample standard deviation
-    aggregation: str = "token_mean"  # every token equal (DAPO, verl)
-    ratio_level: str = "token"  # or `sequence` (GSPO; then set the clips to about 3e-4 and 4e-4)
-    clip_low: float = 0.2
-    clip_high: float = 0.2  # DAPO: 0.28
-    dual_clip: float = 3.0  # bound for negative advantages; 0 switches it off
-    kl_coef: float = 0.0  # weight of the KL to the initial policy; above 0 a frozen copy is kept
-    kl_estimator: str = "k3"
-    kl_in_reward: bool = False  # subtract kl_coef times the summed k1 from the reward instead of adding a loss
-    entropy_coef: float = 0.0
-    correction: str = "token_truncate"  # weight for the gap between sampler and trainer
-    correction_cap: float = 2.0
-    drop_zero_variance: bool = False  # groups without spread leave the loss, KL term and denominators included
-    mask_truncated: bool = False  # cut-off rollouts leave the loss; they stay in the group statistics
-    overlong_factor: float = 0.0  # largest length penalty (DAPO: 1), taken off the reward; 0: none
-    overlong_buffer: int = 0  # tokens before the limit over which the penalty grows
-    updates_per_step: int = 1  # optimiser updates on the rollouts of one step, whole problems each
-
-    # Optimiser (AdamW)
-    lr: float = 1e-6
-    schedule: str = "constant"  # after warm-up; `linear` and `cosine` decay to lr * lr_end
-    warmup_fraction: float = 0.0  # of all optimiser updates, linear from 0
-    stable_fraction: float = 0.0  # of all optimiser updates, at the peak before decay begins
-    lr_end: float = 0.0  # final learning rate as a fraction of lr
-    adam_b1: float = 0.9
-    adam_b2: float = 0.999
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0  # of the global gradient; 0 switches it off
-
-    # Machine
-    devices: int = 0  # size of the mesh slice; 0: by share
-    share: float = 1.0  # of the devices left over by explicit sizes, relative to the other policies
-    tensor: int = 1  # ways to split a layer; the rest of the slice splits rows and parameters (fsdp)
-    micro_batch: int = 0  # rows of one forward/backward pass; 0: all, or as micro_batch_tokens says
-    micro_batch_tokens: int = 0  # most tokens (rows times padded length) of one pass; 0: no limit
-    logit_chunk_tokens: int = 1024  # tokens whose logits exist at one time in training
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """One run of a cohort."""
-
-    policies: Mapping[str, PolicyConfig]
-    data: Mapping[str, Any]  # `name`: a module of mutualrl.data; the rest: keywords of its `load`
-    seed: int = 0  # of everything random; data order is the same for all policies, sampling is not
-    steps: int = 100  # cohort steps; every policy makes updates_per_step optimiser updates in each
-    problems_per_step: int = 16  # P
-    grader: str = "exact"  # a module of mutualrl.rewards
-    grader_workers: int = 2
-    grader_timeout_s: float = 5.0
-    label: str = "verifier"  # a module of mutualrl.labels: who says what is right
-    transfer: str = "none"  # a module of mutualrl.transfer: what is learnt from peers
-    plan: str = "auto"  # disjoint mesh slices (static), turns on one slice (time_slice), or what the devices allow
-    eval_problems: int = 256  # held-out problems, spread over kinds; 0: no evaluation
-    eval_samples: int = 1  # rollouts a problem in evaluation
-    eval_temperature: float = 1.0  # 0: greedy
-    eval_top_p: float = 1.0
-    eval_top_k: int = 0
-    eval_every: int = 0  # steps; 0: only before and after
-    checkpoint_every: int = 50  # steps; 0: only at the end
-    checkpoint_keep: int = 2
-    mismatch_limit: float = 0.05  # nats; a larger mean gap between sampler and trainer is warned of (0.1 in bfloat16)
-    tensorboard: bool = True  # needs TensorFlow, which takes about 4 seconds to import
-    warmup: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of mutualrl.warmup, if it is used
-
-
 def base_config() -> ml_collections.ConfigDict:
     """A ConfigDict with every setting at its default and no policies yet."""
-    run = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in ("policies", "data", "warmup")}
-    config = ml_collections.ConfigDict(run)
+    parts = ("policies", "data", "warmup", "transfer", "exchange")
+    config = ml_collections.ConfigDict(
+        {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in parts}
+    )
     use_data(config, "procedural")
+    config.transfer = ml_collections.ConfigDict({"name": "none"})
+    for name in modules("mutualrl.transfer"):
+        options = importlib.import_module(f"mutualrl.transfer.{name}").Options()
+        config.transfer[name] = ml_collections.ConfigDict(dataclasses.asdict(options))
+    config.exchange = ml_collections.ConfigDict(dataclasses.asdict(ExchangeConfig()))
     config.warmup = ml_collections.ConfigDict()
     config.policy = ml_collections.ConfigDict({f.name: f.default for f in dataclasses.fields(PolicyConfig)})
     config.policies = ml_collections.ConfigDict()
@@ -168,6 +79,23 @@ def use_data(config: ml_collections.ConfigDict, name: str, **options: Any) -> No
     config.data = ml_collections.ConfigDict({"name": name, **defaults, **options})
 
 
+def use_transfer(config: ml_collections.ConfigDict, name: str, **options: Any) -> None:
+    """Sets `config.transfer.name` and the regime's options that are given, and the objective of all policies as the
+    method was published where it was published with one (the regime's PUBLISHED).
+
+    Raises:
+      ConfigError: there is no such regime or option.
+    """
+    _one_of("transfer.name", name, modules("mutualrl.transfer"))
+    config.transfer.name = name
+    _known(f"transfer.{name}", options, config.transfer[name])
+    for key, value in options.items():
+        _set(config.transfer[name], key, value, f"transfer.{name}.{key}")
+    published = getattr(importlib.import_module(f"mutualrl.transfer.{name}"), "PUBLISHED", {})
+    for key, value in published.items():
+        _set(config.policy, key, value, f"policy.{key}")
+
+
 def _set(target: ml_collections.ConfigDict, key: str, value: Any, field: str) -> None:
     try:
         target[key] = value
@@ -205,8 +133,13 @@ def read(config: ml_collections.ConfigDict) -> RunConfig:
         if not isinstance(settings, Mapping):
             raise ConfigError(f"policies.{name}={settings!r}: must be a dict of settings")
         policies[name] = _typed(PolicyConfig, {**raw.get("policy", {}), **settings}, f"policies.{name}")
-    rest = {k: v for k, v in raw.items() if k not in ("policy", "policies")}
-    run = _typed(RunConfig, {**rest, "policies": policies}, "config")
+    rest = {k: v for k, v in raw.items() if k not in ("policy", "policies", "transfer", "exchange")}
+    transfer, options = _transfer(raw.get("transfer", {"name": "none"}))
+    run = _typed(
+        RunConfig,
+        {**rest, "policies": policies, "transfer": transfer, "exchange": _exchange(raw.get("exchange", {}))},
+        "config",
+    )
     _check_run(run)
     for name, policy in policies.items():
         _check_policy(policy, f"policies.{name}")
@@ -215,7 +148,46 @@ def read(config: ml_collections.ConfigDict) -> RunConfig:
                 f"policies.{name}.updates_per_step={policy.updates_per_step}: must divide "
                 f"problems_per_step={run.problems_per_step}"
             )
+    if all(p.frozen for p in policies.values()):
+        raise ConfigError("policies: all are frozen; at least one must be trained")
+    sources.check(run)
+    regime(run).check(options, run)
     return run
+
+
+def regime(run: RunConfig) -> typing.Any:
+    """The module of the run's transfer regime."""
+    return importlib.import_module(f"mutualrl.transfer.{run.transfer['name']}")
+
+
+def transfer_options(run: RunConfig) -> Any:
+    """The `Options` of the run's transfer regime."""
+    return regime(run).Options(**{k: v for k, v in run.transfer.items() if k != "name"})
+
+
+def _transfer(raw: Any) -> tuple[dict[str, Any], Any]:
+    """{name, its options} and the regime's Options, from `config.transfer`, which holds the options of every regime."""
+    names = modules("mutualrl.transfer")
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str):
+        raise ConfigError(f"transfer={raw!r}: must be a dict with a name; allowed are {', '.join(names)}")
+    _known("transfer", raw, ["name", *names])
+    _one_of("transfer.name", raw["name"], names)
+    name = raw["name"]
+    cls = importlib.import_module(f"mutualrl.transfer.{name}").Options
+    options = _typed(cls, raw.get(name, {}), f"transfer.{name}")
+    return {"name": name, **dataclasses.asdict(options)}, options
+
+
+def _exchange(raw: Any) -> ExchangeConfig:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"exchange={raw!r}: must be a dict of settings")
+    out = _typed(ExchangeConfig, raw, "exchange")
+    logs = {}
+    for name, settings in out.logs.items():
+        if not isinstance(settings, Mapping) or not {"folder", "policy"} <= set(settings):
+            raise ConfigError(f"exchange.logs.{name}={settings!r}: must be a dict with folder and policy")
+        logs[name] = _typed(LogSource, settings, f"exchange.logs.{name}")
+    return dataclasses.replace(out, logs=logs, edges=tuple(out.edges))
 
 
 def _typed(cls: type, values: Mapping[str, Any], where: str) -> Any:
@@ -224,6 +196,8 @@ def _typed(cls: type, values: Mapping[str, Any], where: str) -> Any:
     out = {}
     for key, value in values.items():
         default = fields[key].default
+        if fields[key].default_factory is not dataclasses.MISSING and key != "warmup":
+            default = fields[key].default_factory()
         if default is not dataclasses.MISSING and not _fits(value, default):
             kind = "a finite number" if isinstance(default, float) else f"of type {type(default).__name__}"
             raise ConfigError(f"{where}.{key}={value!r}: must be {kind}")
@@ -281,7 +255,12 @@ def _check_run(run: RunConfig) -> None:
     _one_of("plan", run.plan, PLANS)
     _one_of("grader", run.grader, rewards.names())
     _one_of("label", run.label, modules("mutualrl.labels"))
-    _one_of("transfer", run.transfer, modules("mutualrl.transfer"))
+    e = run.exchange
+    _one_of("exchange.topology", e.topology, sources.TOPOLOGIES)
+    _one_of("exchange.overlong", e.overlong, ("drop", "truncate"))
+    for field in ("max_staleness", "max_text_bytes"):
+        _within(f"exchange.{field}", getattr(e, field), 0)
+    _within("exchange.deadline_s", e.deadline_s, 0, open_low=True)
     if not isinstance(run.data, Mapping) or not isinstance(run.data.get("name"), str):
         raise ConfigError(f"data={run.data!r}: must be a dict with a name")
     _one_of("data.name", run.data["name"], data.names())
@@ -296,6 +275,7 @@ def _check_policy(p: PolicyConfig, where: str) -> None:
     _one_of(f"{where}.estimator", p.estimator, advantages.ESTIMATORS)
     _one_of(f"{where}.aggregation", p.aggregation, advantages.AGGREGATIONS)
     _one_of(f"{where}.ratio_level", p.ratio_level, ("token", "sequence"))
+    _one_of(f"{where}.kl_rows", p.kl_rows, ("own", "all"))
     _one_of(f"{where}.kl_estimator", p.kl_estimator, types.KL_ESTIMATORS)
     _one_of(f"{where}.correction", p.correction, types.CORRECTIONS)
     _one_of(f"{where}.schedule", p.schedule, SCHEDULES)

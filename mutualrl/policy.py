@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from mutualrl.learner import apply_update, logprobs, make_optimizer, schedule
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import Decoder
 from mutualrl.sampling import SamplerSettings, sample
+from mutualrl.seeds import hashed
 from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.types import Batch, Problem, Rollouts
 
@@ -44,11 +44,6 @@ class Scored:
 
     logp: np.ndarray
     entropy: np.ndarray
-
-
-def hashed(text: str) -> int:
-    """A stable 32-bit number for a name, from which random streams are derived."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
 
 
 class Policy:

@@ -6,7 +6,8 @@ Shape legend, used as suffixes of array names and in docstrings:
     S prompt length     T completion length      L = S + T
     B rows of a batch   V vocabulary             D width              F feed-forward width
     H query heads       J key/value heads        C head size          Y layers
-    U UTF-8 bytes
+    U UTF-8 bytes       K rows received from peers for a problem
+    Q tokens of a text under the tokenizer of whoever wrote it
 
 Token sequences are laid out the same way everywhere: the prompt is padded on the **left** to S, the completion
 on the **right** to T, so that column S is the first completion token of every row. `positions` carries both the
@@ -120,6 +121,91 @@ class Verdicts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trace:
+    """Log-probs written over the byte spans of texts: what has a meaning under every tokenizer.
+
+    Token k of a text covers its bytes ends[k-1]..ends[k] (from 0 for the first). The leading dimensions are those of
+    the rollouts, [P, G] or [P, K].
+
+    Attributes:
+      text: u8[..., U] UTF-8 bytes, 0 beyond the text.
+      text_bytes: i32[...] length of the text in bytes.
+      ends: i32[..., Q] byte ends of the text's tokens, strictly increasing, constant beyond the last one.
+      n: i32[...] tokens of the text; the terminal stop id is not one of them.
+      logp: f32[..., Q] log-prob of each token in nats, 0 beyond the last one.
+      eos_logp: f32[...] log-prob of the terminal stop id; NaN where the text did not end by one.
+      valid: bool[...] whether there is a trace; the other entries mean nothing where false.
+    """
+
+    text: np.ndarray
+    text_bytes: np.ndarray
+    ends: np.ndarray
+    n: np.ndarray
+    logp: np.ndarray
+    eos_logp: np.ndarray
+    valid: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """f64[...] log-prob of the whole completion, the terminal stop id included where there is one."""
+        return self.logp.sum(-1, dtype=np.float64) + np.nan_to_num(self.eos_logp.astype(np.float64), nan=0.0)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """i32[...] tokens behind `total`."""
+        return self.n + np.isfinite(self.eos_logp)
+
+
+@dataclasses.dataclass(frozen=True)
+class Received:
+    """Peers' rollouts as rows of one learner: in its own tokens, judged by its own label source.
+
+    K rows for every problem, ordered by (source, sample); K is 0 where nobody is heard.
+
+    Attributes:
+      source: i32[K] index of the source. sample: i32[K] sample number at the source.
+      live: bool[K] the source hears this learner too and is trained (neither frozen nor a log).
+      heard: bool[P, K] a valid record came; `reward` and `success` count in group statistics.
+      usable: bool[P, K] heard, and the text survived retokenisation: the row can be trained on.
+      reward, success: f64[P, K], i8[P, K] verdicts as in `Verdicts`.
+      tokens: i32[P, K, T] the learner's ids, right-padded, ended by its own end-of-turn id where the source stopped.
+      mask: bool[P, K, T] true on tokens.
+      surr_mask: bool[P, K, T] `mask` without an end-of-turn id for which the source has no log-prob.
+      ends: i32[P, K, T] byte ends of the learner's text tokens, constant beyond the last one.
+      n: i32[P, K] the learner's text tokens (the end-of-turn id is not one of them).
+      finish: i8[P, K] STOP, LENGTH (cut off by the source, or here) or STOP_TEXT.
+      trace: the source's log-probs over the same text [P, K, ...]; `valid` false where none was sent.
+    """
+
+    source: np.ndarray
+    sample: np.ndarray
+    live: np.ndarray
+    heard: np.ndarray
+    usable: np.ndarray
+    reward: np.ndarray
+    success: np.ndarray
+    tokens: np.ndarray
+    mask: np.ndarray
+    surr_mask: np.ndarray
+    ends: np.ndarray
+    n: np.ndarray
+    finish: np.ndarray
+    trace: Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupStats:
+    """Sums over the valid rewards of each group of one source, f64[P] (counts i32[P]): all that XGRPO sends."""
+
+    n: np.ndarray
+    sum: np.ndarray
+    sumsq: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    n_success: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Everything one optimiser update needs, as padded arrays; a padding row has every weight 0.
 
@@ -143,6 +229,9 @@ class Batch:
       seq_norm: f32[B] divisor of the sequence log-ratio (number of surrogate tokens unless a regime says otherwise).
       is_weight: f32[B, T] extra detached factor on the surrogate.
       source: i32[B] index of the policy that wrote the row.
+      group: i32[B] index of the row's problem in the step.
+      source_logp, source_tokens: f32[B] log-prob the source gave a received row, and over how many tokens; NaN on own
+        rows. Metrics only.
     """
 
     tokens: np.ndarray
@@ -164,3 +253,6 @@ class Batch:
     seq_norm: np.ndarray
     is_weight: np.ndarray
     source: np.ndarray
+    group: np.ndarray
+    source_logp: np.ndarray
+    source_tokens: np.ndarray

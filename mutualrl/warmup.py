@@ -31,8 +31,8 @@ from mutualrl.learner import logprobs
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import Decoder, init_params
 from mutualrl.models.weights import export_hf
-from mutualrl.policy import hashed
 from mutualrl.report import Progress
+from mutualrl.seeds import hashed
 from mutualrl.tokenizers import train as train_tokenizer
 from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.types import Problem

@@ -2,8 +2,14 @@
 
 A regime is a module of this package with
 
-    KINDS: tuple of surrogate forms its batches contain (codes of `mutualrl.types`)
-    build(own, cohort, verdicts, config, index, old_logp, ref_logp) -> list[Batch]
+    Options                        frozen keyword-only dataclass: `config.transfer.<regime>.<option>`, with defaults
+    topics(options) -> tuple       what policies send each other: names of `mutualrl.exchange.TOPICS`; nothing else is
+    forms(options) -> dict         fields of `mutualrl.losses.LossSettings` that its batches need (`kinds`, ...)
+    check(options, run) -> None    raises `mutualrl.config.ConfigError` for a setting that cannot work
+    to_score(material) -> Batch    rows whose log-probs it needs from the learner at the start of the step, or None
+    build(material) -> (batches, metrics)     one padded Batch an optimiser update, and numbers worth a look
 
-which turns typed records into one padded `Batch` for each optimiser update of the step.
+and, where the published method sets the objective too, PUBLISHED: settings of `config.policy` as published.
+`mutualrl.assembly` has the Material and what all regimes share. Without peers every regime's batches are those of `none`,
+bit for bit.
 """
