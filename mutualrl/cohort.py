@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 
 from mutualrl import data, losses, sharding, types
-from mutualrl.config import ConfigError, PolicyConfig, RunConfig
+from mutualrl.config import ConfigError, PolicyConfig, RunConfig, regime, transfer_options
 from mutualrl.meshes import Plan
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.gguf import GGUFSource
@@ -102,6 +101,11 @@ def fitting_problems(
     return kept, dropped
 
 
+def own_level(config: PolicyConfig) -> int:
+    """Code of the ratio level of a policy's own rows."""
+    return types.SEQUENCE if config.ratio_level == "sequence" else types.TOKEN
+
+
 def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]:
     """The policies, weights loaded shard by shard onto their slices.
 
@@ -110,7 +114,7 @@ def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]
       opened: from `open_models`.
       plan: which devices each policy has.
     """
-    regime = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
+    forms = regime(run).forms(transfer_options(run))
     policies = []
     for index, (name, config) in enumerate(run.policies.items()):
         mesh, model = plan.meshes[name], opened[name].config
@@ -131,13 +135,13 @@ def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]
                 total_updates=run.steps * config.updates_per_step,
                 seed=run.seed,
                 loss_settings=losses.LossSettings(
-                    kinds=regime.KINDS,
-                    levels=(types.SEQUENCE if config.ratio_level == "sequence" else types.TOKEN,),
+                    levels=tuple(sorted({own_level(config), *forms.get("levels", ())})),
                     dual_clip=config.dual_clip,
                     kl_estimator=config.kl_estimator,
                     correction=config.correction,
                     correction_cap=config.correction_cap,
                     entropy_coef=config.entropy_coef,
+                    **{k: v for k, v in forms.items() if k != "levels"},
                 ),
             )
         )
