@@ -1,30 +1,34 @@
-"""The demo: two tiny unlike policies, warmed up on the spot, trained side by side with GRPO on verifiable problems.
+"""The demo: two tiny unlike policies, warmed up on the spot, learn from verifiable rewards and from each other (SGT).
 
-`llama` reads bytes, `qwen` reads BPE pieces with digits in pairs; each starts good at the half of the tasks at which
-the other is poor. Runs on two CPU cores in a few minutes.
+`llama` reads bytes, `qwen` reads BPE pieces with digits in pairs. Each starts good at half of the tasks at which the
+other is poor, and has one task that the other cannot do at all. Runs on two CPU cores in a few minutes.
 """
 
-from mutualrl.config import add_policy, base_config, use_data
+from mutualrl.config import add_policy, base_config, use_data, use_transfer
 
 # Kinds of problems of mutualrl.data.procedural; each has a right rule and a consistent wrong one. Kinds with few
 # possible answers are left out: a policy can be right there by luck.
-FIRST = ("rev", "comp", "sort", "ends")
-SECOND = ("inc", "swap", "dup", "max")
+FIRST = ("rev", "sort", "ends")  # llama is good at these, qwen poor
+SECOND = ("inc", "swap", "max")  # qwen is good at these, llama poor
+ONLY_FIRST = ("comp",)  # only llama can do these
+ONLY_SECOND = ("dup",)  # only qwen can
 
 
-def right(good, poor):
-    """Probability of the right answer in a policy's demonstrations: where it is good, and where it is poor.
+def right(good, poor, never):
+    """Probability of the right answer in a policy's demonstrations: where it is good, poor, or practically never right.
 
-    At 0.2 most groups of eight rollouts still hold a right one (0.83), so that GRPO has something to learn from.
+    At 0.2 most groups of eight rollouts still hold a right one (0.83), so that GRPO has something to learn from. At
+    0.01 hardly any does (0.08): what can be learnt there has to come from the peer.
     """
-    return {**{k: 0.9 for k in good}, **{k: 0.2 for k in poor}}
+    return {**{k: 0.9 for k in good}, **{k: 0.2 for k in poor}, **{k: 0.01 for k in never}}
 
 
 def get_config():
     config = base_config()
     config.steps = 400  # about a minute and a half on two cores; both policies are past their fastest gains
     config.problems_per_step = 32  # four of each kind on average
-    use_data(config, "procedural", kinds=FIRST + SECOND)
+    use_data(config, "procedural", kinds=FIRST + SECOND + ONLY_FIRST + ONLY_SECOND)
+    use_transfer(config, "sgt")  # where all own rollouts fail and a peer's is right, imitate that one
     config.grader = "exact"  # answers are digits of a known length
     config.eval_problems = 800  # a hundred of each kind: intervals of about ±0.1 a kind, ±0.03 in all
     config.eval_samples = 4  # pass@1 from four samples a problem; one would double the noise within problems
@@ -58,7 +62,7 @@ def get_config():
             ),
             tokenizer="bytes",
             bos=True,  # as Llama has one
-            right=right(FIRST, SECOND),
+            right=right(FIRST + ONLY_FIRST, SECOND, ONLY_SECOND),
             steps=2500,  # with 1500 the rare rules of the poor kinds are not separated yet (pass@1 of 0.01)
         ),
         qwen=dict(
@@ -74,7 +78,7 @@ def get_config():
             ),
             tokenizer="bpe",
             tokenizer_size=420,  # 256 bytes, all pairs of digits, the names of the kinds
-            right=right(SECOND, FIRST),
+            right=right(SECOND + ONLY_SECOND, FIRST, ONLY_FIRST),
             steps=2500,
         ),
     )

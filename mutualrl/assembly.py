@@ -60,6 +60,35 @@ class Material:
         return seeds.generator(self.seed, self.step, self.own.policy, self.own.problems[problem].id)
 
 
+def no_peers(problems: int, length: int) -> Received:
+    """No peers: P problems with K = 0 rows."""
+    row = lambda dtype, *shape: np.zeros((problems, 0, *shape), dtype)  # noqa: E731
+    return Received(
+        source=np.zeros(0, np.int32),
+        sample=np.zeros(0, np.int32),
+        live=np.zeros(0, bool),
+        heard=row(bool),
+        usable=row(bool),
+        reward=row(np.float64),
+        success=row(np.int8),
+        tokens=row(np.int32, length),
+        mask=row(bool, length),
+        surr_mask=row(bool, length),
+        ends=row(np.int32, length),
+        n=row(np.int32),
+        finish=row(np.int8),
+        trace=Trace(
+            text=row(np.uint8, 1),
+            text_bytes=row(np.int32),
+            ends=row(np.int32, 1),
+            n=row(np.int32),
+            logp=row(np.float32, 1),
+            eos_logp=row(np.float32),
+            valid=row(bool),
+        ),
+    )
+
+
 def shaped_reward(
     own: Rollouts,
     verdicts: Verdicts,

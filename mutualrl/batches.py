@@ -20,6 +20,7 @@ def own_rows(rollouts: Rollouts, source: int) -> Batch:
         rollouts, np.repeat(np.arange(p), g), rollouts.tokens.reshape(-1, t), rollouts.mask.reshape(-1, t)
     )
     rows.source[:] = source
+    rows.sample[:] = np.tile(np.arange(g), p)
     rows.sampler_logp[:] = np.where(rows.mask, rollouts.logprobs.reshape(-1, t), np.nan)
     return rows
 
@@ -37,7 +38,7 @@ def received_rows(rollouts: Rollouts, received: Received, use: np.ndarray) -> Ba
     problem, k = np.nonzero(use)
     rows = completions(rollouts, problem, received.tokens[use], received.mask[use])
     rows.surr_mask[:] = received.surr_mask[use]
-    rows.source[:] = received.source[k]
+    rows.source[:], rows.sample[:] = received.source[k], received.sample[k]
     traced = received.trace.valid[use]
     rows.source_logp[:] = np.where(traced, received.trace.total[use], np.nan)
     rows.source_tokens[:] = np.where(traced, received.trace.tokens[use], np.nan)
@@ -77,17 +78,31 @@ def completions(rollouts: Rollouts, problem: np.ndarray, tokens: np.ndarray, mas
         seq_norm=mask.sum(-1).astype(np.float32),
         is_weight=np.ones((b, t), np.float32),
         source=np.zeros(b, np.int32),
+        sample=np.zeros(b, np.int32),
         group=problem.astype(np.int32),
         source_logp=unknown(),
         source_tokens=unknown(),
     )
 
 
-def join(first: Batch, second: Batch) -> Batch:
-    """The rows of both."""
-    return Batch(
-        **{f.name: np.concatenate([getattr(first, f.name), getattr(second, f.name)]) for f in dataclasses.fields(Batch)}
+def join(*parts: Batch) -> Batch:
+    """The rows of all parts, in order."""
+    return Batch(**{f.name: np.concatenate([getattr(x, f.name) for x in parts]) for f in dataclasses.fields(Batch)})
+
+
+def with_snapshot(batch: Batch, logp: np.ndarray) -> Batch:
+    """The batch with ratios to a snapshot's log-probs f32[B, T] on the rows whose ratio was to the learner itself."""
+    mine = batch.denom_self[:, None]
+    return dataclasses.replace(
+        batch,
+        denom_logp=np.where(mine, logp, batch.denom_logp).astype(np.float32),
+        denom_self=np.zeros_like(batch.denom_self),
     )
+
+
+def with_reference(batch: Batch, logp: np.ndarray) -> Batch:
+    """The batch with a KL reference's log-probs f32[B, T]."""
+    return dataclasses.replace(batch, ref_logp=logp.astype(np.float32))
 
 
 def take(batch: Batch, rows: np.ndarray) -> Batch:

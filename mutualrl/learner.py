@@ -88,23 +88,26 @@ def gradients(params: dict, batch: Batch, *, forward: Callable, settings: losses
       settings: of the loss.
 
     Returns:
-      gradient tree, loss f32[], dict of f32[] sums (maxima where the key ends in `/max`).
+      gradient tree, loss f32[], dict of f32[] sums (maxima where the key ends in `/max`), and f32[M, b] the log-prob of
+      each row's surrogate tokens under `params`.
     """
 
     def micro(params, rows: Batch):
         logp, entropy = forward(params, rows.tokens, rows.positions, rows.mask.shape[-1])
-        return losses.loss(logp, entropy, rows, settings)
+        loss, sums = losses.loss(logp, entropy, rows, settings)
+        return loss, (sums, jnp.where(rows.surr_mask, logp, 0.0).sum(-1))
 
     def step(carry, rows):
-        (loss, sums), grads = jax.value_and_grad(micro, has_aux=True)(params, rows)
+        (loss, (sums, row_logp)), grads = jax.value_and_grad(micro, has_aux=True)(params, rows)
         new = grads, loss, sums
         add = lambda path, a, b: jnp.maximum(a, b) if _is_max(path) else a + b  # noqa: E731
-        return jax.tree_util.tree_map_with_path(add, carry, new), None
+        return jax.tree_util.tree_map_with_path(add, carry, new), row_logp
 
     first = jax.tree.map(lambda x: x[0], batch)
     shapes = jax.eval_shape(lambda: jax.value_and_grad(micro, has_aux=True)(params, first))
-    (loss, sums), grads = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.scan(step, (grads, loss, sums), batch)[0]
+    (loss, (sums, _)), grads = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (grads, loss, sums), row_logp = jax.lax.scan(step, (grads, loss, sums), batch)
+    return grads, loss, sums, row_logp
 
 
 def _is_max(path) -> bool:
@@ -119,9 +122,10 @@ def apply_update(state: dict, batch: Batch, *, forward, settings, optimizer) -> 
       batch: leaves [M, b, ...].
 
     Returns:
-      the new state, and metric sums with `loss`, `grad_norm` (before clipping) and `skipped` added.
+      the new state, and metric sums with `loss`, `grad_norm` (before clipping), `skipped` and `row_logp` (f32[M, b],
+      see `gradients`) added.
     """
-    grads, loss, sums = gradients(state["params"], batch, forward=forward, settings=settings)
+    grads, loss, sums, row_logp = gradients(state["params"], batch, forward=forward, settings=settings)
     norm = optax.global_norm(grads)
     updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
     finite = jnp.isfinite(norm) & jnp.isfinite(optax.global_norm(updates))
@@ -130,4 +134,5 @@ def apply_update(state: dict, batch: Batch, *, forward, settings, optimizer) -> 
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, kept)
     new["step"] = state["step"] + finite
     new["skipped"] = state["skipped"] + ~finite
-    return new, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~finite).astype(jnp.float32)}
+    skipped = (~finite).astype(jnp.float32)
+    return new, {**sums, "loss": loss, "grad_norm": norm, "skipped": skipped, "row_logp": row_logp}

@@ -246,8 +246,14 @@ def _sums(now, entropy, batch, settings, rho, denom, ref, gap, own, surr, nll, k
     sg = jax.lax.stop_gradient
     rho, a = sg(rho), batch.adv
     live = batch.surr_mask & (batch.surr_weight != 0)[:, None]
-    ppo = live & (batch.kind == types.PPO)[:, None]
+    peer = ~own.any(-1, keepdims=True)
+    ppo, cap = (live & (batch.kind == kind)[:, None] for kind in (types.PPO, types.CAP))
     low, high = batch.clip[:, :1], batch.clip[:, 1:]
+    clipped = {
+        "low": (ppo & (rho < 1.0 - low) & (a < 0)) | (cap & (rho < low)),
+        "high": (ppo & (rho > 1.0 + high) & (a > 0)) | (cap & (rho > high)),
+        "dual": ppo & (a < 0) & (rho > settings.dual_clip) if settings.dual_clip else jnp.zeros_like(ppo),
+    }
     total = lambda x, where: jnp.where(where, x, 0.0).sum()  # noqa: E731
     count = lambda where: where.sum().astype(jnp.float32)  # noqa: E731
     e = clamp(denom - now, -LOG_CLAMP, LOG_CLAMP)
@@ -257,7 +263,8 @@ def _sums(now, entropy, batch, settings, rho, denom, ref, gap, own, surr, nll, k
             "loss/nll": nll.sum(),
             "loss/kl": kl.sum(),
             "tokens/own": count(own),
-            "tokens/surrogate": count(live),
+            "tokens/surrogate": count(live & ~peer),
+            "tokens/surrogate_peer": count(live & peer),
             "tokens/trained": count(
                 batch.mask & ((batch.surr_weight + batch.nll_weight + batch.kl_weight) != 0)[:, None]
             ),
@@ -265,10 +272,9 @@ def _sums(now, entropy, batch, settings, rho, denom, ref, gap, own, surr, nll, k
             "entropy": total(entropy, own),
             "kl/ref": total(kl_estimate(now, ref, "k3"), batch.mask),
             "kl/clamped": count(batch.mask & (jnp.exp(jnp.minimum(ref - now, LOG_CLAMP)) - (ref - now) - 1 > KL_CLAMP)),
-            "kl/old": total(jnp.exp(e) - e - 1.0, live),
-            "clip/low": count(ppo & (rho < 1.0 - low) & (a < 0)),
-            "clip/high": count(ppo & (rho > 1.0 + high) & (a > 0)),
-            "clip/dual": count(ppo & (a < 0) & (rho > settings.dual_clip)) if settings.dual_clip else jnp.float32(0),
+            "kl/old": total(jnp.exp(e) - e - 1.0, live & ~peer),
+            **{f"clip/{k}": count(x & ~peer) for k, x in clipped.items()},
+            **{f"clip/peer_{k}": count(x & peer) for k, x in clipped.items()},
             "mismatch/sum_abs": jnp.abs(gap).sum(),
             "mismatch/kl": total(jnp.exp(gap) - gap - 1.0, own),
             "mismatch/abs/max": jnp.abs(gap).max(initial=0.0),

@@ -12,7 +12,7 @@ import numpy as np
 
 from mutualrl import types
 from mutualrl.files import replace_text
-from mutualrl.types import Rollouts, Verdicts
+from mutualrl.types import Batch, Received, Rollouts, Verdicts
 
 
 def masked_mean(x: np.ndarray, mask: np.ndarray) -> float:
@@ -54,9 +54,10 @@ def of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Optimisation metrics of a step from the sums of its updates (see `losses.loss`).
 
     Every mean is a sum over all tokens of the step over their number; a mean over nothing is left out. Entropies,
-    log-prob gaps and KLs in nats a token; `clip/*` shares of the surrogate's tokens.
+    log-prob gaps and KLs in nats a token; `clip/*` shares of the surrogate's tokens whose gradient the clip has
+    stopped, own rows and received ones (`peer_*`) each among themselves.
     """
-    total = {k: sum(u[k] for u in updates) for k in updates[0]}
+    total = {k: sum(u[k] for u in updates) for k in updates[0] if k != "row_logp"}
     ratio = {
         "entropy": ("entropy", "tokens/own"),
         "mismatch/mean_abs": ("mismatch/sum_abs", "tokens/own"),
@@ -66,6 +67,9 @@ def of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         "clip/low": ("clip/low", "tokens/surrogate"),
         "clip/high": ("clip/high", "tokens/surrogate"),
         "clip/dual": ("clip/dual", "tokens/surrogate"),
+        "clip/peer_low": ("clip/peer_low", "tokens/surrogate_peer"),
+        "clip/peer_high": ("clip/peer_high", "tokens/surrogate_peer"),
+        "clip/peer_dual": ("clip/peer_dual", "tokens/surrogate_peer"),
     }
     out = {name: total[num] / total[den] for name, (num, den) in ratio.items() if total[den]}
     out["mismatch/max_abs"] = max(u["mismatch/abs/max"] for u in updates)
@@ -75,6 +79,54 @@ def of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for key in ("loss", "loss/surrogate", "loss/nll", "loss/kl", "grad_norm", "lr"):
         out[key] = total[key] / len(updates)
     return out
+
+
+def of_peers(
+    verdicts: Verdicts,
+    received: Received,
+    batches: Sequence[Batch],
+    updates: Sequence[Mapping[str, np.ndarray]],
+    me: int,
+) -> dict[str, float]:
+    """What came from peers and what of it entered the updates of one learner.
+
+    `rescue/all_fail` of `of_rollouts` is the share of problems without an own success; here `rescue/available` is the
+    share of those for which some peer's success was heard, `rescue/used` the share for which a received row was trained
+    on. `peer_rows` and `peer_tokens` count what was trained on.
+
+    Ratios of received rows in the surrogate whose source sent log-probs: w = exp((S_l - S_s)/n) with S_l, S_s the
+    row's log-prob under learner and source and n its tokens under the learner (norm `learner`, our definition).
+    `ratio/ess_frac` is the effective sample size of w over the rows; `ratio/log_*` are of log w in nats a token,
+    `ratio/own_each` is the mean of S_l/n - S_s/n_source, `kl_hat` that of -log w.
+
+    Args:
+      batches, updates: of the step, in order; `updates` with `row_logp`.
+      me: the learner's index.
+    """
+    stuck = (verdicts.success == 1).sum(-1) == 0
+    helped = (received.heard & (received.success == 1)).any(-1)
+    used = np.zeros(len(stuck), bool)
+    rows = tokens = 0
+    logs, own_each = [], []
+    for batch, update in zip(batches, updates):
+        weights = batch.surr_weight, batch.nll_weight
+        peer = (batch.source != me) & ((weights[0] != 0) | (weights[1] != 0))
+        used[batch.group[peer]] = True
+        rows, tokens = rows + int(peer.sum()), tokens + int(batch.mask[peer].sum())
+        ratio = peer & (batch.surr_weight != 0) & np.isfinite(batch.source_logp)
+        n = np.maximum(batch.surr_mask.sum(-1), 1)[ratio]
+        logs.append((update["row_logp"][ratio] - batch.source_logp[ratio]) / n)
+        own_each.append(update["row_logp"][ratio] / n - batch.source_logp[ratio] / batch.source_tokens[ratio])
+    out = {"peer_rows": float(rows), "peer_tokens": float(tokens)}
+    if stuck.any():
+        out["rescue/available"] = float(helped[stuck].mean())
+        out["rescue/used"] = float(used[stuck].mean())
+    log = np.concatenate(logs) if logs else np.zeros(0)
+    if len(log):
+        out["ratio/ess_frac"] = effective_sample_size(np.exp(np.clip(log, -20, 20))) / len(log)
+        out |= {"ratio/log_mean": log.mean(), "ratio/log_std": log.std(), "ratio/log_max": log.max()}
+        out |= {"ratio/own_each": np.concatenate(own_each).mean(), "kl_hat": -log.mean()}
+    return {k: float(v) for k, v in out.items()}
 
 
 class MetricWriter:

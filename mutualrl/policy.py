@@ -261,15 +261,21 @@ class Policy:
         """Starts one optimiser update on a batch; the state moves on at once.
 
         Returns:
-          Pending of a dict of float metric sums (see `losses.loss`), `loss`, `grad_norm`, `skipped` and `lr`.
+          Pending of a dict of float metric sums (see `losses.loss`), `loss`, `grad_norm`, `skipped` and `lr`, and
+          `row_logp` f64[B]: log-prob of each row's surrogate tokens before the update.
         """
         cut = jax.device_put(self._cut(batch), self._micro_sharding())
         before = self.state["step"] + 0  # the update donates the original
         self.state, sums = self._update(self.state, cut)
 
         def finish() -> Mapping[str, float]:
-            out = {k: float(v) for k, v in jax.device_get(sums).items()}
-            return {**out, "lr": float(self.schedule(int(before)))}
+            out = jax.device_get(sums)
+            row_logp = out.pop("row_logp").ravel()[: len(batch.tokens)].astype(np.float64)
+            return {
+                **{k: float(v) for k, v in out.items()},
+                "lr": float(self.schedule(int(before))),
+                "row_logp": row_logp,
+            }
 
         return Pending(finish)
 
@@ -287,11 +293,19 @@ class Policy:
         return max(1, each) * ways
 
     def _cut(self, batch: Batch) -> Batch:
-        size = self.micro_rows(*batch.tokens.shape)
+        rows, length = batch.tokens.shape
+        batch = batches.pad_rows(batch, _row_step(rows))
+        size = self.micro_rows(len(batch.tokens), length)
         return batches.cut(batches.pad_rows(batch, size), size)
 
     def _micro_sharding(self):
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(None, *self._rows.spec))
+
+
+def _row_step(rows: int) -> int:
+    """Numbers of rows are rounded up to a multiple of this, an eighth of them or less: what peers send differs from
+    step to step, and every number is a compilation."""
+    return 1 << max(0, rows.bit_length() - 4)
 
 
 def _buckets(smallest: int, longest: int) -> tuple[int, ...]:

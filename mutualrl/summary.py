@@ -3,7 +3,8 @@
     {"schema": 1, "config": {…}, "versions": {package: version}, "seconds": s,
      "policies": {name: {"before": {"accuracy", "interval": [low, high], "n", …}, "after": {…}, "steps": n,
                          "tokens": {"generated", "trained", "scored"}}},
-     "exchange": {…}}
+     "exchange": {"topics": […], "edges": {learner: [source]}, "kinds": {source: live|frozen|log},
+                  "bytes_sent": {source: n}, "dropped": {"<source or learner>/<stage>/<cause>": rows}}}
 
 `before` and `after` are results of `mutualrl.evaluate.evaluate` and are absent where nothing was evaluated; `steps`
 counts optimiser updates; `seconds` adds up over resumed tries; `tokens` leave evaluation out; `exchange` is empty
@@ -39,12 +40,13 @@ def versions() -> dict[str, str]:
 
 
 def write_summary(
-    workdir: Path, run: RunConfig, cohort: Sequence[Policy], progress: Mapping[str, Any]
+    workdir: Path, run: RunConfig, cohort: Sequence[Policy], progress: Mapping[str, Any], exchange: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Writes and returns the summary.
 
     Args:
       progress: the run's record: `seconds`, `tokens` by policy, `evaluations` by step (as text).
+      exchange: from `Sharing.summary`.
     """
     evaluations = progress["evaluations"]
     policies = {}
@@ -64,7 +66,7 @@ def write_summary(
         "versions": versions(),
         "seconds": progress["seconds"],
         "policies": policies,
-        "exchange": {},
+        "exchange": dict(exchange),
         "dropped_problems": progress["dropped_problems"],
     }
     replace_text(workdir / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from mutualrl.assembly import Material, no_peers, shaped_reward
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.decoder import init_params
 from mutualrl.models.weights import export_hf
+from mutualrl.settings import PolicyConfig
 from mutualrl.tokenizers import train as train_tokenizer
 from mutualrl.tokenizers.tokenizer import Tokenizer
+from mutualrl.transfer import none
+from mutualrl.types import Rollouts, Verdicts
 
 TINY = dict(
     hidden_size=32,
@@ -67,3 +72,30 @@ def tiny_model(
     )
     export_hf(init_params(config, jax.random.key(seed)), config, folder, tokenizer_folder=folder)
     return folder
+
+
+def alone(
+    own: Rollouts,
+    verdicts: Verdicts,
+    config: PolicyConfig,
+    index: int = 0,
+    old_logp: np.ndarray | None = None,
+    ref_logp: np.ndarray | None = None,
+) -> Material:
+    """What a policy without peers has to learn from in a step.
+
+    Args:
+      old_logp, ref_logp: f32[P·G, T]; needed with `kl_in_reward` only.
+    """
+    return Material(
+        own=own,
+        verdicts=verdicts,
+        reward=shaped_reward(own, verdicts, config, old_logp, ref_logp),
+        config=config,
+        index=index,
+        tokenizer=None,
+        options=none.Options(),
+        step=own.step,
+        seed=0,
+        received=no_peers(len(own.problems), own.tokens.shape[-1]),
+    )

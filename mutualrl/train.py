@@ -20,16 +20,18 @@ from typing import Any
 import numpy as np
 
 from mutualrl import metrics, report
-from mutualrl.batches import own_rows
 from mutualrl.checkpoint import Checkpoints, last_record
 from mutualrl.cohort import Opened, build, fitting_problems, load_problems, open_models
-from mutualrl.config import ConfigError, RunConfig
+from mutualrl.config import ConfigError, RunConfig, regime, transfer_options
 from mutualrl.data.stream import ProblemStream, fingerprint
 from mutualrl.evaluate import evaluate, spread_over_kinds
+from mutualrl.exchange import Exchange
 from mutualrl.files import replace_text
 from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
 from mutualrl.rewards.workers import GraderPool, self_check
+from mutualrl.scores import Scores, complete, shaped_rewards
+from mutualrl.sharing import Sharing
 from mutualrl.summary import write_summary
 from mutualrl.types import Problem
 
@@ -40,15 +42,17 @@ def train_step(
     problems: Sequence[Problem],
     label: Any,
     transfer: Any,
+    sharing: Sharing,
     grader: GraderPool,
 ) -> dict[str, dict[str, float]]:
-    """One cohort step: sample, label, build batches, update. Verbs of all policies are dispatched together.
+    """One cohort step: sample, label, share, build batches, update. Verbs of all policies are dispatched together.
 
     Args:
       step: number of the step, from 0.
-      cohort: the policies; their states move on.
+      cohort: the policies; the states of those that are not frozen move on.
       problems: the step's P problems, the same for all.
       label: module of `mutualrl.labels`. transfer: module of `mutualrl.transfer`.
+      sharing: what crosses between policies.
       grader: judges replies.
 
     Returns:
@@ -59,37 +63,29 @@ def train_step(
     rollouts = {name: work.result() for name, work in pending.items()}
     clock.append(time.monotonic())
 
-    verdicts = {name: label.label(own, rollouts, grader) for name, own in rollouts.items()}
+    verdicts = {name: label.label(own, grader) for name, own in rollouts.items()}
     clock.append(time.monotonic())
 
-    scores = {p.name: snapshot_scores(p, rollouts[p.name]) for p in cohort}
-    updates = {p.name: [] for p in cohort}
-    for p in cohort:
-        old, ref = (work and work.result().logp for work in scores[p.name])
-        for batch in transfer.build(rollouts[p.name], rollouts, verdicts[p.name], p.config, p.index, old, ref):
-            updates[p.name].append(p.update(batch))
-    results = {
-        p.name: {
-            **metrics.of_rollouts(rollouts[p.name], verdicts[p.name]),
-            **metrics.of_updates([u.result() for u in updates[p.name]]),
-            "tokens/scored": float(rollouts[p.name].mask.sum() * sum(work is not None for work in scores[p.name])),
-        }
-        for p in cohort
-    }
+    learners = [p for p in cohort if not p.config.frozen]
+    scores = Scores(cohort)
+    rewards = shaped_rewards(scores, cohort, rollouts, verdicts)
+    materials = sharing.share(step, rollouts, verdicts, rewards, scores, grader)
     clock.append(time.monotonic())
-    seconds = {f"time/{k}": b - a for k, a, b in zip(("sample", "label", "update"), clock, clock[1:])}
+
+    asked = scores.of({p.name: rows for p in learners if (rows := transfer.to_score(materials[p.name])) is not None})
+    built = {p.name: transfer.build(dataclasses.replace(materials[p.name], scored=asked.get(p.name))) for p in learners}
+    batches = complete(scores, learners, {name: out for name, (out, _) in built.items()})
+    updates = {p.name: [p.update(batch) for batch in batches[p.name]] for p in learners}
+    results = {p.name: metrics.of_rollouts(rollouts[p.name], verdicts[p.name]) for p in cohort}
+    for p in learners:
+        done = [u.result() for u in updates[p.name]]
+        results[p.name] |= metrics.of_updates(done) | built[p.name][1]
+        results[p.name] |= sharing.learnt(step, p, materials[p.name], batches[p.name], done)
+        results[p.name]["tokens/scored"] = float(scores.tokens[p.name])
+    sharing.end_step(verdicts)
+    clock.append(time.monotonic())
+    seconds = {f"time/{k}": b - a for k, a, b in zip(("sample", "label", "share", "update"), clock, clock[1:])}
     return {**results, "": seconds}
-
-
-def snapshot_scores(policy: Policy, own) -> tuple:
-    """Pending log-probs of the own rows under (the snapshot, the reference), each None where nothing needs it.
-
-    With one update a step the snapshot is the policy being updated, so the ratio is 1 without a forward pass.
-    """
-    config = policy.config
-    rows = own_rows(own, policy.index)
-    old = config.updates_per_step > 1 or (config.kl_coef and config.kl_in_reward)
-    return policy.score(rows) if old else None, policy.score(rows, reference=True) if config.kl_coef else None
 
 
 def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
@@ -123,11 +119,13 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     if (record := last_record(workdir / "checkpoints")) is not None:
         check_same_run(record, progress, run, workdir)
 
+    topics = regime(run).topics(transfer_options(run))
+    exchange = Exchange(run, topics, run_id=workdir.name, folder=workdir / "exchange.log" if run.exchange.log else None)
     workdir.mkdir(parents=True, exist_ok=True)
     report.show_start(run, plan, opened)
     cohort = build(run, opened, plan)
     label = importlib.import_module(f"mutualrl.labels.{run.label}")
-    transfer = importlib.import_module(f"mutualrl.transfer.{run.transfer}")
+    transfer, sharing = regime(run), Sharing(run, cohort, label, exchange)
     checkpoints = Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep)
     first_step = 0
     if (restored := checkpoints.restore()) is not None:
@@ -136,9 +134,12 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         if saved["held_out"] != progress["held_out"]:
             logging.warning("%s: other held-out problems than before; earlier evaluations are dropped", workdir)
             saved["evaluations"] = {}
+        sharing.restore(saved["sharing"])
         progress = {**progress, **{k: saved[k] for k in ("evaluations", "tokens", "seconds")}}
         logging.warning("%s goes on after step %d", workdir, first_step)
     note_config(run, workdir)
+    if exchange.log:
+        exchange.log.keep_to(first_step)
     before_seconds = progress["seconds"]
     warn = report.Warnings()
     # As many slots as in training, so that an evaluation needs no more memory.
@@ -167,6 +168,9 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
 
         def save(step: int) -> None:
             progress["seconds"] = before_seconds + time.monotonic() - started
+            progress["sharing"] = sharing.state()
+            if exchange.log:
+                exchange.log.flush(step)
             checkpoints.save(step, {**progress, "stream": stream.state()})
 
         check_grader(grader, [*problems, *held_out])
@@ -174,11 +178,11 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
             assess(0, "Evaluating before training")
         with report.Progress("Training", run.steps, done=first_step) as bar:
             for step in range(first_step, run.steps):
-                found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, grader)
+                found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, sharing, grader)
                 count_tokens(progress["tokens"], found)
                 check_health(found, run, warn)
                 done = step + 1
-                writer.write(done, flatten(found, grader))
+                writer.write(done, flatten(found, grader, sharing))
                 bar.update(done, describe(found))
                 if done < run.steps and run.eval_every and done % run.eval_every == 0:
                     assess(done, f"Evaluating after step {done}")
@@ -189,7 +193,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
             save(run.steps)
         writer.close()
     checkpoints.close()
-    return write_summary(workdir, run, cohort, progress)
+    return write_summary(workdir, run, cohort, progress, sharing.summary())
 
 
 def prepare(run: RunConfig) -> tuple[list[Problem], list[Problem], dict[str, Opened], int]:
@@ -270,7 +274,7 @@ def count_tokens(totals: dict[str, dict[str, int]], found: Mapping[str, Mapping[
     """Adds a step's generated, trained and scored tokens to the totals of every policy."""
     for name, total in totals.items():
         for kind in ("generated", "trained", "scored"):
-            total[kind] = total.get(kind, 0) + int(found[name][f"tokens/{kind}"])
+            total[kind] = total.get(kind, 0) + int(found[name].get(f"tokens/{kind}", 0))  # a frozen policy trains none
 
 
 def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn: report.Warnings) -> None:
@@ -288,7 +292,7 @@ def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn:
                 m["truncated_frac"] == 1.0,
                 f"every completion was cut off at max_new_tokens={policy.max_new_tokens}; raise it, or set stop_text",
             ),
-            "skipped": (m["skipped_updates"], "an update had a non-finite gradient and was skipped"),
+            "skipped": (m.get("skipped_updates", 0), "an update had a non-finite gradient and was skipped"),
             "invalid": (m["reward/invalid"], "some rewards were not finite; those rollouts left the update"),
         }
         for key, (seen, message) in signs.items():
@@ -296,10 +300,11 @@ def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn:
                 warn(f"{name}/{key}", f"{name}: {message}")
 
 
-def flatten(found: Mapping[str, Mapping[str, float]], grader: GraderPool) -> dict[str, float]:
+def flatten(found: Mapping[str, Mapping[str, float]], grader: GraderPool, sharing: Sharing) -> dict[str, float]:
     """Slash paths to numbers: `<policy>/<metric>`, step-wide ones without a policy."""
     out = {f"{name}/{k}" if name else k: v for name, m in found.items() for k, v in m.items()}
-    return {**out, "grader/timeouts": grader.timeouts, "grader/crashes": grader.crashes}
+    dropped = {f"exchange/{k}": float(n) for k, n in sharing.counts().items()}
+    return {**out, **dropped, "grader/timeouts": grader.timeouts, "grader/crashes": grader.crashes}
 
 
 def describe(found: Mapping[str, Mapping[str, float]]) -> str:

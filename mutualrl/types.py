@@ -228,7 +228,7 @@ class Batch:
       seq_denom: f32[B] replaces the sum of `denom_logp` at sequence level where finite.
       seq_norm: f32[B] divisor of the sequence log-ratio (number of surrogate tokens unless a regime says otherwise).
       is_weight: f32[B, T] extra detached factor on the surrogate.
-      source: i32[B] index of the policy that wrote the row.
+      source: i32[B] index of the policy that wrote the row. sample: i32[B] the sample's number there.
       group: i32[B] index of the row's problem in the step.
       source_logp, source_tokens: f32[B] log-prob the source gave a received row, and over how many tokens; NaN on own
         rows. Metrics only.
@@ -253,6 +253,7 @@ class Batch:
     seq_norm: np.ndarray
     is_weight: np.ndarray
     source: np.ndarray
+    sample: np.ndarray
     group: np.ndarray
     source_logp: np.ndarray
     source_tokens: np.ndarray

@@ -39,6 +39,10 @@ def batch_of(logp, mask=None, **fields):
         seq_norm=mask.sum(-1).astype(F32),
         is_weight=np.ones((b, t), F32),
         source=np.zeros(b, np.int32),
+        sample=np.zeros(b, np.int32),
+        group=np.zeros(b, np.int32),
+        source_logp=np.full(b, np.nan, np.float32),
+        source_tokens=np.full(b, np.nan, np.float32),
     )
     for name, x in fields.items():
         values[name] = np.broadcast_to(np.asarray(x, values[name].dtype), values[name].shape)
@@ -360,13 +364,22 @@ def test_clip_counts():
     logp = np.array([[log(1.3), log(1.3), log(0.7), log(0.7), log(3.5), log(3.5), 0.0, 0.0]], F32)
     adv = np.array([[1, -1, 1, -1, 1, -1, 1, 1]], F32)
     mask = np.array([[1] * 7 + [0]], bool)
-    batch = batch_of(logp, mask, adv=adv, denom_logp=0.0)
+    own = dict(denom_logp=0.0, sampler_logp=np.where(mask, 0.0, np.nan))
+    batch = batch_of(logp, mask, adv=adv, **own)
+    names = ("clip/high", "clip/low", "clip/dual", "tokens/surrogate")
+    peer_names = ("clip/peer_high", "clip/peer_low", "clip/peer_dual", "tokens/surrogate_peer")
     _, grad, sums = run(logp, batch)
-    assert (sums["clip/high"], sums["clip/low"], sums["clip/dual"], sums["tokens/surrogate"]) == (2, 1, 1, 7)
+    assert [sums[n] for n in names] == [2, 1, 1, 7] and not any(sums[n] for n in peer_names)
     assert (grad[0] == 0).sum() == 2 + 1 + 1 + 1  # and the pad
     dropped = dataclasses.replace(batch, surr_weight=np.zeros(1, F32))
     _, _, sums = run(logp, dropped)
     assert sums["clip/high"] == sums["tokens/surrogate"] == 0
+    received = batch_of(logp, mask, adv=adv, denom_logp=0.0)  # no sampler of its own
+    _, _, sums = run(logp, received)
+    assert [sums[n] for n in peer_names] == [2, 1, 1, 7] and not any(sums[n] for n in names)
+    capped = dataclasses.replace(received, kind=np.full(1, types.CAP, np.int8), clip=np.array([[0.8, 1.0]], F32))
+    _, grad, sums = run(logp, capped, kinds=(types.CAP,))
+    assert [sums[n] for n in peer_names] == [4, 2, 0, 7] and (grad[0] == 0).sum() == 6 + 1
 
 
 def test_sums_are_additive_over_any_cut():

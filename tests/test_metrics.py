@@ -47,9 +47,10 @@ def test_of_rollouts():
 
 
 def update(**given):
-    keys = ["entropy", "tokens/own", "tokens/surrogate", "tokens/trained", "tokens/kl", "mismatch/sum_abs",
-            "mismatch/kl", "mismatch/abs/max", "kl/ref", "kl/old", "kl/clamped", "clip/low", "clip/high", "clip/dual",
-            "skipped", "loss", "loss/surrogate", "loss/nll", "loss/kl", "grad_norm", "lr"]  # fmt: skip
+    keys = ["entropy", "tokens/own", "tokens/surrogate", "tokens/surrogate_peer", "tokens/trained", "tokens/kl",
+            "mismatch/sum_abs", "mismatch/kl", "mismatch/abs/max", "kl/ref", "kl/old", "kl/clamped", "clip/low",
+            "clip/high", "clip/dual", "clip/peer_low", "clip/peer_high", "clip/peer_dual", "skipped", "loss",
+            "loss/surrogate", "loss/nll", "loss/kl", "grad_norm", "lr"]  # fmt: skip
     return {**dict.fromkeys(keys, 0.0), **{k.replace("__", "/"): v for k, v in given.items()}}
 
 

@@ -2,8 +2,9 @@
 
 A source is a module of this package with
 
-    label(own, cohort, grader) -> Verdicts
+    label(own, grader) -> Verdicts                      of the policy's own rollouts
+    judge(record, own, verdicts, grader) -> Verdicts    of a peer's `RolloutRecord` on the same problems, in the view of
+                                                        the learner whose rollouts `own` are and have these `verdicts`
 
-where `own` are the receiver's rollouts, `cohort` the rollouts of every policy by name (own included) on the same
-problems, and `grader` a `mutualrl.rewards.workers.GraderPool`.
+with `grader` a `mutualrl.rewards.workers.GraderPool`.
 """

@@ -42,6 +42,7 @@ def batch_of(logp, mask=None, **fields):
         ref_logp=tokens(0), surr_weight=rows(1), nll_weight=rows(0), kl_weight=rows(0), kind=rows(0, np.int8),
         level=rows(0, np.int8), clip=np.full((b, 2), 0.2, np.float32), seq_denom=rows(np.nan),
         seq_norm=mask.sum(-1).astype(np.float32), is_weight=tokens(1), source=rows(0, np.int32),
+        sample=rows(0, np.int32), group=rows(0, np.int32), source_logp=rows(np.nan), source_tokens=rows(np.nan),
     )  # fmt: skip
     for name, x in fields.items():
         values[name] = np.broadcast_to(np.asarray(x, values[name].dtype), values[name].shape)
@@ -278,7 +279,8 @@ def test_diagnostics():
     x, expected, near = case("diag.global_mean")
     ranks = [x["rank_a"], x["rank_b"]]
     keys = """entropy tokens/own tokens/surrogate tokens/trained mismatch/sum_abs mismatch/kl mismatch/abs/max kl/old
-        kl/clamped clip/low clip/high clip/dual skipped loss loss/surrogate loss/nll loss/kl grad_norm lr"""
+        kl/clamped clip/low clip/high clip/dual clip/peer_low clip/peer_high clip/peer_dual tokens/surrogate_peer
+        skipped loss loss/surrogate loss/nll loss/kl grad_norm lr"""
     zeros = dict.fromkeys(keys.split(), 0)
     updates = [{**zeros, "kl/ref": r["kl"] * r["tokens"], "tokens/kl": r["tokens"]} for r in ranks]
     assert metrics.of_updates(updates)["kl/ref"] == near(expected["mean"])

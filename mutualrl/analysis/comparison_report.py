@@ -1,0 +1,275 @@
+"""A comparison for people: tables on the terminal, and one HTML page with tables and plots that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mutualrl.analysis import comparison_plots, costs
+from mutualrl.analysis.claims import GROUP_NAMES, harm, signed, verdict
+from mutualrl.files import replace_text
+
+DIAGNOSTICS = {  # metric: (heading, mean over all steps or `end`)
+    "entropy": ("entropy, end", "end"),
+    "kl/old": ("KL old", "mean"),
+    "kl/ref": ("KL ref", "mean"),
+    "clip/low": ("clip low", "mean"),
+    "clip/high": ("clip high", "mean"),
+    "clip/peer_low": ("peer clip low", "mean"),
+    "clip/peer_high": ("peer clip high", "mean"),
+    "clip/peer_dual": ("peer dual clip", "mean"),
+    "grad_norm": ("gradient", "mean"),
+    "ratio/ess_frac": ("ESS share", "mean"),
+    "kl_hat": ("KL to source", "mean"),
+    "rescue/all_fail": ("all fail", "mean"),
+    "rescue/available": ("available", "mean"),
+    "rescue/used": ("used", "mean"),
+    "rescue/stuck": ("stuck", "mean"),
+    "peer_rows": ("peer rows", "mean"),
+    "thl/bound": ("THL bound", "mean"),
+    "thl/group_tokens": ("THL group", "mean"),
+}
+MARKS = {"better": "▲", "worse": "▼", "open": ""}
+CSS = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1280px; margin: 2em auto;
+  padding: 0 1.2em }
+table { border-collapse: collapse; margin: .6em 0 1.2em; font-variant-numeric: tabular-nums; font-size: 13.5px }
+th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } .wide { overflow-x: auto }
+.better { color: #00527f; font-weight: 600 } .worse { color: #a84600; font-weight: 600 }
+svg { max-width: 100%; height: auto } .note { color: #555; font-size: 13.5px }
+"""
+
+Cell = tuple[str, str]  # text, verdict or ''
+
+
+def write(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes compare.json and report.html."""
+    replace_text(folder / "compare.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    replace_text(folder / "report.html", page(found))
+
+
+def show(found: Mapping[str, Any], folder: Path) -> None:
+    """Prints the report: harm first, a table a policy, what is established, and where the rest is."""
+    console = Console()
+    console.print(harm(found), style="bold", highlight=False)
+    for policy in found["policies"]:
+        head, rows = results(found, policy)
+        table = Table(title=f"{policy}: held-out pass@1 after training, difference to {found['baseline']} "
+                      "[95 % interval over seeds and problems]")  # fmt: skip
+        for i, text in enumerate(head):
+            table.add_column(text, justify="right" if i else "left")
+        for row in rows:
+            colour = {"better": "[blue]{}[/]", "worse": "[red]{}[/]"}
+            table.add_row(*(colour.get(mark, "{}").format(text.replace("[", r"\[")) for text, mark in row))
+        console.print(table)
+    for s in found["statements"]:
+        if s["verdict"] != "open":
+            console.print(f"{MARKS[s['verdict']]} {s['text']}", highlight=False, markup=False)
+    still = sum(s["verdict"] == "open" for s in found["statements"])
+    console.print(f"{still} comparisons show no difference; they are in the report.", highlight=False)
+    for name, why in found["missing"].items():
+        console.print(f"missing: {name} ({why})", highlight=False, markup=False)
+    console.print(f"{folder / 'report.html'}: all tables and plots. {folder / 'compare.json'}: all numbers.")
+
+
+def results(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:
+    """The main table of a policy: an arm a row."""
+    base, out = found["baseline"], []
+    groups = [g for g in GROUP_NAMES if any(g in e["policies"][policy]["accuracy"] for e in found["arms"].values())]
+    head = ["arm", "seeds"]
+    for g in groups:
+        head += [{"all": "all", "main": "main", "peer_only": "peer only", "own_only": "own only"}[g], f"- {base}"]
+    if "peer_only" in groups:
+        head.append("half at step")
+    head.append("tokens own / joint")
+    for arm, entry in found["arms"].items():
+        p = entry["policies"][policy]
+        row: list[Cell] = [(arm, ""), (str(len(entry["seeds"])), "")]
+        for g in groups:
+            e = p["accuracy"][g]
+            minus = e["minus"].get(base)
+            mark = verdict(minus) if minus else ""
+            row += [
+                (f"{e['after']['value']:.3f}", ""),
+                (f"{signed(minus)} {MARKS[mark]}".strip() if minus else "", mark),
+            ]
+        if "peer_only" in groups:
+            row.append((halves(p["half"]), ""))
+        ratio = p["ratio"]
+        row.append((" / ".join(_times(ratio[r].get("generated")) for r in ("own", "joint")), ""))
+        out.append(row)
+    return head, out
+
+
+def halves(half: Mapping[str, Mapping[str, int | None]]) -> str:
+    """Steps at which half of a kind was right, seed by seed, e.g. `dup 60 80 never`."""
+    return "; ".join(f"{k} " + " ".join("never" if s is None else str(s) for s in v.values()) for k, v in half.items())
+
+
+def accuracy(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:
+    """Before, after and pass@k with intervals: an arm and group a row."""
+    ks = sorted(
+        {k for e in found["arms"].values() for g in e["policies"][policy]["pass@k"].values() for k in g}, key=int
+    )
+    head = ["arm", "problems", "before", "after", "gain", *(f"pass@{k} after" for k in ks)]
+    rows: list[list[Cell]] = []
+    for arm, entry in found["arms"].items():
+        p = entry["policies"][policy]
+        for g, e in p["accuracy"].items():
+            gain = verdict(e["gain"])
+            rows.append([
+                (f"{arm}, {GROUP_NAMES[g]}", ""), (str(e["after"]["problems"]), ""), (_plain(e["before"]), ""),
+                (_plain(e["after"]), ""), (signed(e["gain"]), gain if gain == "worse" else ""),
+                *((_plain(p["pass@k"][g][k]["after"]) if k in p["pass@k"][g] else "", "") for k in ks),
+            ])  # fmt: skip
+    return head, rows
+
+
+def diagnostics(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:
+    """Means of training metrics, an arm a row; columns that no arm has are left out."""
+    of = {arm: e["policies"][policy]["metrics"] for arm, e in found["arms"].items()}
+    columns = [m for m in DIAGNOSTICS if any(m in have for have in of.values())]
+    rows = [
+        [(arm, ""), *((_number(have.get(m, {}).get(DIAGNOSTICS[m][1])), "") for m in columns)]
+        for arm, have in of.items()
+    ]
+    return ["arm", *(DIAGNOSTICS[m][0] for m in columns)], rows
+
+
+def compute(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:
+    """Tokens and seconds in both readings, with multiples of the baseline's own."""
+    kinds = [*costs.KINDS, "seconds"]
+    head = ["arm", *(f"{k}, own" for k in kinds), *(f"{k}, joint" for k in kinds)]
+    rows = []
+    for arm, entry in found["arms"].items():
+        p = entry["policies"][policy]
+        row: list[Cell] = [(arm, "")]
+        for reading in ("own", "joint"):
+            for k in kinds:
+                times = p["ratio"][reading].get(k)
+                row.append((f"{p['tokens'][reading][k]:,.0f}" + (f" ({times:.2f}×)" if times else ""), ""))
+        rows.append(row)
+    return head, rows
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The whole HTML page."""
+    base, arms = found["baseline"], found["arms"]
+    seeds = sorted({s for e in arms.values() for s in e["seeds"]})
+    parts = [
+        f"<h1>{len(arms)} arms, {len(seeds)} seed{'s' * (len(seeds) > 1)}, {found['steps']} steps</h1>",
+        f"<p><strong>{_text(harm(found))}</strong></p>",
+        _list([s["text"] for s in found["statements"] if s["verdict"] == "worse"]),
+        "<h2>Established differences in favour of an arm</h2>",
+        _list([s["text"] for s in found["statements"] if s["verdict"] == "better"]) or "<p>None.</p>",
+    ]
+    for policy in found["policies"]:
+        groups = "; ".join(f"{GROUP_NAMES[g]}: {', '.join(k) or 'none'}" for g, k in found["groups"][policy].items()
+                           if g != "all")  # fmt: skip
+        noise = [e["policies"][policy]["evaluation_noise"] for e in arms.values()]
+        parts += [
+            f"<h2>{_text(policy)}</h2><p class=note>{_text(groups)}.</p>",
+            _table(*results(found, policy)),
+            comparison_plots.bars(found, policy),
+            comparison_plots.curves(found, policy),
+            "<h3>Before, after and pass@k</h3>",
+            _table(*accuracy(found, policy)),
+            ""
+            if None in noise
+            else "<p class=note>Evaluating the same checkpoint again would move pass@1 on all "
+            f"problems of one seed by a standard deviation of up to {max(noise):.4f}.</p>",
+            "<h3>What happened in training</h3>",
+            _table(*diagnostics(found, policy)),
+            "<h3>What it cost</h3>",
+            _table(*compute(found, policy)),
+        ]
+    head = [
+        "arm",
+        "regime",
+        "seconds a run",
+        "bytes sent",
+        *(f"{p}, {w}" for p in _pairs(found) for w in ("before", "after")),
+    ]
+    rows: list[list[Cell]] = []
+    for arm, e in arms.items():
+        apart = [e["decoupling"][p][w] for p in _pairs(found) for w in ("before", "after")]
+        rows.append([(arm, ""), (e["transfer"], ""), (f"{e['seconds']:,.0f}", ""), (f"{e['bytes_sent']:,.0f}", ""),
+                     *((f"κ {_number(d.get('kappa'))}, c {d['c']:.1f} %", "") for d in apart)])  # fmt: skip
+    parts += ["<h2>Cohorts</h2>", _table(head, rows)]
+    if any(e["causes"] for e in arms.values()):
+        parts.append("<p>Received texts that were not used, a run:</p>")
+        parts.append(_list([f"{a}: {_counts(e['causes'])}" for a, e in arms.items() if e["causes"]]))
+    parts += [
+        "<h2>No difference shown</h2>",
+        _list([s["text"] for s in found["statements"] if s["verdict"] == "open"]) or "<p>None.</p>",
+        "<h2>Missing runs</h2>" + _list([f"{n}: {w}" for n, w in found["missing"].items()]) if found["missing"] else "",
+        "<h2>How to read this</h2>",
+        _list(_notes(found, base)),
+    ]
+    body = "\n".join(p for p in parts if p)
+    return (
+        f"<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><title>Comparison</title><style>{CSS}</style></head>"
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _notes(found: Mapping[str, Any], base: str) -> list[str]:
+    return [
+        "pass@1 is the share of right samples on held-out problems, "
+        f"{found['samples']} a problem. Every arm is judged at its last step, so no checkpoint was chosen.",
+        "Intervals are 95 % over seeds and problems by a hierarchical bootstrap, widened for few seeds; differences "
+        "are paired by seed and problem. They are not corrected for how many there are: about one in twenty true "
+        "zeros would be called a difference.",
+        f"Groups of kinds: {found['rule']}.",
+        "own: what a policy itself generated, trained on and scored. joint: the whole run in which it learnt, peers "
+        "included, and the run that wrote a log it listened to. Multiples are of the own share of "
+        f"{base}. Evaluation is left out. Seconds: median step times steps; own seconds by share of tokens.",
+        "Curves: mean over seeds, bands from the lowest to the highest seed; dashed: " + base + ".",
+        "available: of the problems a policy fails in all its samples, those that a peer solved; used: those it was "
+        "trained on; stuck: rescued at the previous visit and failed again. κ and c: agreement of two policies and "
+        "percent of problems that exactly one solves.",
+    ]
+
+
+def _pairs(found: Mapping[str, Any]) -> list[str]:
+    return list(next(iter(found["arms"].values()))["decoupling"])
+
+
+def _counts(causes: Mapping[str, float]) -> str:
+    return ", ".join(f"{cause} {n:,.1f}" for cause, n in causes.items())
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    lines = ["<div class=wide><table><tr>" + "".join(f"<th>{_text(h)}</th>" for h in head) + "</tr>"]
+    for row in rows:
+        cells = (f"<td{f' class={mark}' if mark in ('better', 'worse') else ''}>{_text(t)}</td>" for t, mark in row)
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    return "\n".join(lines) + "\n</table></div>"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{_text(t)}</li>" for t in texts) + "</ul>" if texts else ""
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+def _plain(e: Mapping[str, Any]) -> str:
+    return f"{e['value']:.3f} [{e['interval'][0]:.3f}, {e['interval'][1]:.3f}]"
+
+
+def _times(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}×"
+
+
+def _number(x: float | None) -> str:
+    return "" if x is None or not math.isfinite(x) else f"{x:.3g}"

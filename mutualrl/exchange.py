@@ -1,0 +1,229 @@
+"""The exchange (SEE): who is heard by whom in a step, whatever carries the records.
+
+A step has one or more rounds: every process publishes the records of its own policies and then gathers, in the same
+order everywhere. What arrives is checked; what cannot be right is dropped and counted, and never touches a learner's
+own rows. Whether a source is absent in a step is decided once, by the transport, for every learner: then all of them
+take the same branch, which is to learn without that source. All of this is our definition.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutualrl import experience, wire
+from mutualrl.exchange_log import LogReader, LogWriter, occurrences
+from mutualrl.experience import Record, StatsRecord, WireShape
+from mutualrl.settings import RunConfig
+from mutualrl.sources import LIVE, LOG, Source, edges, sources
+
+# (slot, step, {policy: its record, or None if it has none in time}, seconds left) -> the same for all policies of the
+# run. Called by every process, in the same order, with the arrays of `wire.layout`. It has to give all processes the
+# same answer: a policy whose record came too late for one is None for all.
+Transport = Callable[[str, int, Mapping[str, wire.Wire | None], float], Mapping[str, wire.Wire | None]]
+
+
+def in_process(
+    slot: str, step: int, mine: Mapping[str, wire.Wire | None], seconds: float
+) -> Mapping[str, wire.Wire | None]:
+    """The transport where one process has all policies."""
+    return dict(mine)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """What a step's gathering brought: checked records by source and topic, problems in the order of the step."""
+
+    records: Mapping[str, Mapping[str, Record]]
+    edges: Mapping[str, Sequence[Source]]
+
+    def of(self, learner: str) -> list[tuple[Source, Mapping[str, Record]]]:
+        """The records that a learner hears, by source index; sources that are absent are left out."""
+        return [(s, found) for s in self.edges[learner] if (found := self.records.get(s.name))]
+
+
+class Exchange:
+    """The rounds of a run.
+
+    Attributes:
+      shape: sizes on the wire.
+      causes: what was dropped or missing over the run, by `<source>/<cause>`: `absent` (no record in time), `stale`,
+        `overflow` (rows that do not fit the wire) and the causes of `wire.from_wire` and `wire.validate`.
+      bytes_sent: by source: texts, six bytes for each token with a log-prob, and a row's numbers.
+      rates: by policy, the share of its rewards above 0 in each of its last completed steps.
+      log: the LogWriter, or None.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        topics: Sequence[str],
+        *,
+        run_id: str,
+        folder: Path | None = None,
+        transport: Transport = in_process,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Args:
+        topics: of `experience.TOPICS`, what the regime asks for.
+        run_id: name of the run, in every record.
+        folder: where published records are kept (`exchange.log`), or None.
+        transport: carries records between processes.
+
+        Raises:
+          ConfigError: a log cannot be read.
+        """
+        self.shape, self.run_id = WireShape.of(run), run_id
+        self._settings, self._transport, self._clock = run.exchange, transport, clock
+        self._sources, self._edges = sources(run), edges(run)
+        self._traced = "trace" in topics
+        self._logs = {
+            name: LogReader(log, f"exchange.logs.{name}") for name, log in run.exchange.logs.items() if topics
+        }
+        self.log = LogWriter(folder) if folder and topics else None
+        self.causes: collections.Counter[str] = collections.Counter()
+        self.bytes_sent: collections.Counter[str] = collections.Counter()
+        self.rates: dict[str, list[float]] = {name: [] for name in run.policies}
+        self._published: dict[tuple[str, str], tuple[Record, float]] = {}
+        self._opened = clock()
+
+    def open(self) -> None:
+        """A step begins; deadlines count from here."""
+        self._opened = self._clock()
+        self._published = {}
+
+    def publish(self, record: Record) -> None:
+        """Gives a record of one of this process's policies to the round; see `slot`."""
+        name = record.header.policy
+        self._published[slot(record), name] = record, self._clock()
+        self.bytes_sent[name] += _payload(record)
+        if self.log:
+            self.log.add(record)
+
+    def gather(self, step: int, slots: Sequence[str], problems: Sequence[str]) -> Heard:
+        """Sends what was published in some slots since `open`, and waits for what others sent.
+
+        Args:
+          slots: names of `slot`; one round each, in this order.
+          problems: names of the step's problems, into whose order records are brought.
+
+        Returns:
+          what every learner can hear; records by slot.
+        """
+        records: dict[str, dict[str, Record]] = collections.defaultdict(dict)
+        for name in slots:
+            for source, record in self._round(name, step).items():
+                records[source][name] = _in_order(record, problems)
+            for source, log in self._logs.items():
+                topic = name.partition("/")[0]
+                if (record := log.record(topic, step, problems, self.shape, self._traced)) is None:
+                    self.causes[f"{source}/absent"] += 1
+                else:
+                    records[source][name] = self._checked(source, record)
+        return Heard(records, self._edges)
+
+    def _round(self, name: str, step: int) -> dict[str, Record]:
+        """One round of the transport: the checked records of the policies that are there."""
+        policies = [s for s in self._sources if s.kind != LOG and s.name != name.partition("/")[2]]
+        mine: dict[str, wire.Wire | None] = {}
+        for s in policies:
+            record, stamp = self._published.get((name, s.name), (None, 0.0))
+            late = stamp - self._opened > self._settings.deadline_s
+            mine[s.name] = None if record is None or late else wire.to_wire(record, self.shape)
+        left = max(0.0, self._settings.deadline_s - (self._clock() - self._opened))
+        sent = self._transport(name, step, mine, left)
+        found = {s.name: self._received(name, s, sent.get(s.name), step) for s in policies}
+        return {source: record for source, record in found.items() if record is not None}
+
+    def _received(self, name: str, source: Source, sent: wire.Wire | None, step: int) -> Record | None:
+        """The checked record of one source, or None, with the cause counted."""
+        if sent is None:
+            self.causes[f"{source.name}/absent"] += 1
+            return None
+        record, cause = wire.from_wire(name.partition("/")[0], sent, self.shape, self._traced)
+        if record is not None and record.header.policy != source.name:
+            cause = "policy"
+        elif record is not None and source.kind == LIVE:
+            age = step - record.header.step
+            cause = "" if 0 <= age <= self._settings.max_staleness else "stale"
+        if cause:
+            self.causes[f"{source.name}/{cause}"] += 1
+            return None
+        return self._checked(source.name, record)
+
+    def _checked(self, source: str, record: Record) -> Record:
+        record, causes = wire.validate(record)
+        self.causes.update({f"{source}/{cause}": n for cause, n in causes.items()})
+        return record
+
+    # What is remembered from step to step
+
+    def note_rewards(self, name: str, reward: np.ndarray) -> None:
+        """A step is completed: f64[P, G] rewards of a policy, NaN where there is none."""
+        valid = np.isfinite(reward)
+        if valid.any():
+            self.rates[name] = [*self.rates[name], float((reward[valid] > 0).mean())][-experience.WINDOW :]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold, as JSON."""
+        return {"causes": dict(self.causes), "bytes_sent": dict(self.bytes_sent), "rates": self.rates}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes up the `state` of an earlier try."""
+        self.causes = collections.Counter(state["causes"])
+        self.bytes_sent = collections.Counter(state["bytes_sent"])
+        self.rates = {name: list(rates) for name, rates in state["rates"].items()}
+
+
+def slot(record: Record) -> str:
+    """Where a record goes: its topic, and for a TeacherRecord `teacher_score/<learner>`."""
+    topic = experience.topic_of(record)
+    return f"{topic}/{experience.learner_of(record)}" if topic == "teacher_score" else topic
+
+
+def _payload(record: Record) -> int:
+    """Bytes of a record that say something: texts, six for each token with a log-prob, and the numbers of its rows."""
+    body = record.stats if isinstance(record, StatsRecord) else record
+    arrays = {f.name: getattr(body, f.name) for f in dataclasses.fields(body) if f.name != "header"}
+    padded = ("text", "token_bytes", "token_logp")
+    total = sum(np.asarray(x).nbytes for name, x in arrays.items() if x is not None and name not in padded)
+    if arrays.get("text") is not None:
+        total += int(arrays["text_bytes"][arrays["valid"]].sum())
+    if arrays.get("token_bytes") is not None:
+        total += 6 * int(arrays["n"][arrays["valid"]].sum())
+    return total
+
+
+def _in_order(record: Record, problems: Sequence[str]) -> Record:
+    """The record with its problems in the order of the step's: by name, a name's k-th occurrence to its k-th. Problems
+    that the source has nothing about are empty."""
+    theirs = record.header.problems
+    if tuple(problems) == theirs or isinstance(record, experience.CapabilityRecord):
+        return record
+    place = {key: i for i, key in enumerate(occurrences(theirs))}
+    index = np.array([place.get(key, -1) for key in occurrences(problems)], np.int64)
+    there = index >= 0
+
+    def moved(x: np.ndarray, empty: Any = 0) -> np.ndarray:
+        out = x[np.maximum(index, 0)]
+        out[~there] = empty
+        return np.concatenate([out, np.zeros((len(x) - len(out), *x.shape[1:]), x.dtype)]) if len(out) < len(x) else out
+
+    body = record.stats if isinstance(record, StatsRecord) else record
+    empty = {"valid": False, "n": 0, "winner": -1, "answer_bytes": -1, "reward": np.nan, "success": -1}
+    arrays = {
+        f.name: moved(x, empty.get(f.name, 0))
+        for f in dataclasses.fields(body)
+        if f.name not in ("header", "learner") and np.ndim(x := getattr(body, f.name)) >= 1
+    }
+    body = dataclasses.replace(body, **arrays)
+    header = dataclasses.replace(record.header, problems=tuple(problems))
+    if isinstance(record, StatsRecord):
+        return StatsRecord(header, body)
+    return dataclasses.replace(body, header=header)

@@ -1,0 +1,159 @@
+"""AMPO-like replacement: where the learner always fails, peers' right answers take the place of some of its own.
+
+Published (numbers from `exp_scripts/train_ampo.sh`): on a problem where no own rollout is right, 2 of 8 are replaced by
+right answers of peers, those from whose reasoning the learner itself finds the reference answer most likely: its mean
+log-prob a token of the reference answer, given the answer's reasoning. The group's advantages are those after the
+replacement. Replaced rows have the shaped objective of LUFFY, p/(p + gamma) A.
+
+Our definition: the last own rows leave, as many as there are candidates at most. Candidates are the usable right
+answers that were not cut off. Their reasoning is the text up to the last place where the reference answer stands alone,
+all of it if there is none. Reasoning and reference answer are encoded together, and the tokens with a byte of the
+answer are counted. Candidates that cannot be ranked (no reference answer, or a row longer than the learner's) come
+last; ties go to the first by source and sample. Nothing is ranked where all candidates are taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+
+from mutualrl import assembly, batches, types
+from mutualrl.assembly import Material
+from mutualrl.settings import ConfigError
+from mutualrl.tokenizers.tokenizer import Tokenizer
+from mutualrl.types import Batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How many rows are replaced, and the shape of their objective."""
+
+    replace: int = 2  # own rows of a problem, at most
+    gamma: float = 0.1  # p/(p + gamma): the smaller, the more the unlikely tokens weigh
+
+
+def topics(options: Options) -> tuple[str, ...]:
+    """Texts, to be judged by the learner."""
+    return ("rollout",)
+
+
+def forms(options: Options) -> dict:
+    """PPO for own rows, the shaped form for received ones."""
+    return {"kinds": (types.PPO, types.SHAPE), "shape_gamma": options.gamma}
+
+
+def check(options: Options, run) -> None:
+    """Refuses options out of their limits, labels that are not the gold answers by which candidates are ranked, and
+    rewards that mean something else for every policy.
+
+    Raises:
+      ConfigError.
+    """
+    if options.gamma <= 0:
+        raise ConfigError(f"transfer.ampo.gamma={options.gamma:g}: must be above 0")
+    if options.replace < 1:
+        raise ConfigError(f"transfer.ampo.replace={options.replace}: must be at least 1")
+    if run.label != "verifier":
+        raise ConfigError(
+            f"label={run.label!r}: must be verifier with transfer 'ampo', which ranks candidates by the gold answer"
+        )
+    for name, policy in run.policies.items():
+        if policy.frozen:
+            continue
+        if options.replace >= policy.group_size:
+            raise ConfigError(
+                f"transfer.ampo.replace={options.replace}: must be below policies.{name}.group_size={policy.group_size}"
+            )
+        if policy.kl_in_reward:
+            raise ConfigError(
+                f"policies.{name}.kl_in_reward=True: must be False with transfer 'ampo', which pools rewards"
+            )
+
+
+def to_score(m: Material) -> Batch | None:
+    """For each candidate to be ranked: its reasoning, followed by the reference answer."""
+    use, tokens, mask, _ = answers(m)
+    return batches.completions(m.own, np.nonzero(use)[0], tokens, mask) if use.any() else None
+
+
+def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
+    """Own rows, those that were replaced without weight, then what replaces them.
+
+    Metrics: `transfer/gated` share of problems where the learner fails and a peer does not; `transfer/replaced` rows.
+    """
+    use = chosen(m)
+    count = use.sum(1)
+    leaves = np.arange(m.reward.shape[1]) >= m.reward.shape[1] - count[:, None]
+    received = assembly.received_rows(m, use)
+    received.kind[:] = types.SHAPE
+    rows = batches.join(assembly.own_rows(m), received)
+    reward = np.concatenate([np.where(leaves, np.nan, m.reward).ravel(), assembly.received_reward(m)[use]])
+    adv, valid = assembly.group_advantages(m, rows, reward)
+    out = assembly.updates(m, rows, adv, valid & assembly.trainable(m, use))
+    if not use.size:
+        return out, {}
+    return out, {"transfer/gated": float(candidates(m).any(1).mean()), "transfer/replaced": float(count.sum())}
+
+
+def candidates(m: Material) -> np.ndarray:
+    """bool[P, K] answers that may replace own rows. A problem of which no own rollout could be judged has none."""
+    r, own = m.received, m.verdicts.success
+    gate = ~(own == 1).any(1) & (own == 0).any(1)
+    return gate[:, None] & r.usable & (r.success == 1) & np.isfinite(r.reward) & (r.finish != types.LENGTH)
+
+
+def chosen(m: Material) -> np.ndarray:
+    """bool[P, K] the answers that replace own rows."""
+    possible = candidates(m)
+    score = np.full(possible.shape, -np.inf)
+    use, _, _, answer = answers(m)
+    if use.any():
+        mean = np.where(answer, m.scored, 0.0).sum(-1, dtype=np.float64) / answer.sum(-1)
+        score[use] = np.where(np.isnan(mean), -np.inf, mean)
+    # By candidate or not, then by score; the sort is stable, so ties stay in the order of source and sample.
+    order = np.lexsort((-score, ~possible), axis=-1)
+    best = np.zeros(possible.shape, bool)
+    np.put_along_axis(best, order[:, : m.options.replace], True, 1)
+    return best & possible
+
+
+def answers(m: Material) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The rows by which candidates are ranked.
+
+    Returns:
+      bool[P, K] candidates that have one; i32[R, T] their completions; bool[R, T] true on tokens; bool[R, T] true on
+      those of the reference answer.
+    """
+    possible = candidates(m)
+    possible &= (possible.sum(1) > m.options.replace)[:, None]
+    use = np.zeros(possible.shape, bool)
+    length = m.own.mask.shape[-1]
+    found = []
+    for p, k in np.argwhere(possible):
+        reference = m.own.problems[p].answer
+        text = m.tokenizer.bytes_of(m.received.tokens[p, k, : m.received.n[p, k]].tolist()).decode(errors="replace")
+        ids, first = with_answer(m.tokenizer, text, reference) if reference else ([], 0)
+        if first < len(ids) <= length:
+            use[p, k] = True
+            found.append((ids, first))
+    tokens = np.zeros((len(found), length), np.int32)
+    lengths = np.array([len(ids) for ids, _ in found], np.int64)[:, None]
+    firsts = np.array([first for _, first in found], np.int64)[:, None]
+    mask = np.arange(length) < lengths
+    tokens[mask] = [i for ids, _ in found for i in ids]
+    return use, tokens, mask, mask & (np.arange(length) >= firsts)
+
+
+def with_answer(tokenizer: Tokenizer, text: str, reference: str) -> tuple[list[int], int]:
+    """Ids of a text's reasoning followed by the reference answer, and how many of them come before its first byte; no
+    ids where the tokenizer alters the text."""
+    places = [x.start() for x in re.finditer(rf"(?<!\w){re.escape(reference)}(?!\w)", text)]
+    reasoning = text[: places[-1]] if places else text
+    ids = tokenizer.encode(reasoning + reference)
+    ends = np.cumsum([len(tokenizer.bytes_of([i])) for i in ids])
+    before = len(reasoning.encode())
+    if not ids or ends[-1] != before + len(reference.encode()):
+        return [], 0
+    return ids, int((ends <= before).sum())

@@ -1,0 +1,277 @@
+"""Records as fixed-shape arrays, and what is checked when they come back. Never raises on what a peer has sent."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mutualrl import types
+from mutualrl.experience import (
+    KINDS,
+    LOGP_CEILING,
+    NAME_BYTES,
+    SCHEMA,
+    WINDOW,
+    CapabilityRecord,
+    Header,
+    Record,
+    RolloutRecord,
+    StatsRecord,
+    TeacherRecord,
+    VoteRecord,
+    WireShape,
+)
+from mutualrl.types import GroupStats
+
+Wire = dict[str, np.ndarray]
+_HEAD = "header/"
+
+
+def layout(topic: str, shape: WireShape, with_trace: bool) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Name, shape and dtype of every array of a topic's wire form: all that a transport has to know of it."""
+    p, g, u, t, a = shape.P, shape.G, shape.U, shape.T, shape.A
+    i8, i32, f32, f64, u8, u16 = np.int8, np.int32, np.float32, np.float64, np.uint8, np.uint16
+    row, group = (p, g), (p,)
+    head = {
+        "run": ((NAME_BYTES,), u8),
+        "policy": ((NAME_BYTES,), u8),
+        "label_source": ((NAME_BYTES,), u8),
+        "problems": ((p, NAME_BYTES), u8),
+        "count": ((), i32),
+        "step": ((), np.int64),
+        "version": ((), np.int64),
+        "schema": ((), i32),
+    }
+    tokens = {"token_bytes": ((p, g, t), u16), "token_logp": ((p, g, t), f32)}
+    body = {
+        "rollout": {
+            "text": ((p, g, u), u8),
+            "text_bytes": (row, i32),
+            "answer": ((p, g, a), u8),
+            "answer_bytes": (row, i32),
+            "finish": (row, i8),
+            "tail_bytes": (row, i8),
+            "n": (row, i32),
+            "eos_logp": (row, f32),
+            "logp_sum": (row, f64),
+            "reward": (row, f64),
+            "success": (row, i8),
+            "temperature": ((), f32),
+            "top_p": ((), f32),
+            "top_k": ((), i32),
+            "renormalised": ((), np.bool_),
+            "valid": (row, np.bool_),
+            **(tokens if with_trace else {}),
+        },
+        "stats": {f.name: (group, i32 if f.name.startswith("n") else f64) for f in dataclasses.fields(GroupStats)},
+        "capability": {"window": ((WINDOW,), f32)},
+        "teacher_score": {
+            "learner": ((NAME_BYTES,), u8),
+            "n": (row, i32),
+            "text_bytes": (row, i32),
+            **tokens,
+            "eos_logp": (row, f32),
+            "valid": (row, np.bool_),
+        },
+        "vote": {
+            "answer": ((p, g, a), u8),
+            "answer_bytes": (row, i32),
+            "count": (row, i32),
+            "first": (row, i32),
+            "winner": (group, i32),
+            "parseable": (group, i32),
+            "n": (group, i32),
+        },
+    }[topic]
+    return {
+        name: (size, np.dtype(kind)) for name, (size, kind) in ({_HEAD + k: v for k, v in head.items()} | body).items()
+    }
+
+
+def to_wire(record: Record, shape: WireShape) -> Wire:
+    """A record's arrays, in the shapes of `layout`.
+
+    Raises:
+      ValueError: a name is longer than NAME_BYTES.
+    """
+    h = record.header
+    problems = np.zeros((shape.P, NAME_BYTES), np.uint8)
+    for row, name in zip(problems, h.problems):
+        row[:] = _packed(name)
+    head = {
+        "run": _packed(h.run),
+        "policy": _packed(h.policy),
+        "label_source": _packed(h.label_source),
+        "problems": problems,
+        "count": np.int32(len(h.problems)),
+        "step": np.int64(h.step),
+        "version": np.int64(h.version),
+        "schema": np.int32(h.schema),
+    }
+    body = record.stats if isinstance(record, StatsRecord) else record
+    arrays = {f.name: getattr(body, f.name) for f in dataclasses.fields(body) if f.name != "header"}
+    arrays = {_HEAD + k: v for k, v in head.items()} | {k: v for k, v in arrays.items() if v is not None}
+    return {k: np.asarray(v) for k, v in arrays.items()}
+
+
+def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace: bool) -> tuple[Record | None, str]:
+    """The record of a wire form, or None and why not: `schema` (another version) or `shape` (arrays that are not those
+    of `layout`, names that are no UTF-8)."""
+    if int(np.asarray(wire.get(_HEAD + "schema", SCHEMA)).flat[0]) != SCHEMA:
+        return None, "schema"
+    for name, (size, kind) in layout(topic, shape, with_trace).items():
+        x = wire.get(name)
+        if not isinstance(x, (np.ndarray, np.generic)) or np.shape(x) != size or x.dtype != kind:
+            return None, "shape"
+    try:
+        head = Header(
+            run=_unpacked(wire[_HEAD + "run"]),
+            step=int(wire[_HEAD + "step"]),
+            policy=_unpacked(wire[_HEAD + "policy"]),
+            version=int(wire[_HEAD + "version"]),
+            label_source=_unpacked(wire[_HEAD + "label_source"]),
+            problems=tuple(_unpacked(x) for x in wire[_HEAD + "problems"][: int(wire[_HEAD + "count"])]),
+        )
+    except UnicodeDecodeError:
+        return None, "shape"
+    body = {k: v for k, v in wire.items() if k in layout(topic, shape, with_trace) and not k.startswith(_HEAD)}
+    if topic == "stats":
+        return StatsRecord(head, GroupStats(**body)), ""
+    return KINDS[topic](head, **body), ""
+
+
+def validate(record: Record) -> tuple[Record, dict[str, int]]:
+    """The record with whatever cannot be right marked as not valid, and how much that was, by cause.
+
+    Rows of a RolloutRecord, the first cause that applies: `range` a finish, success, answer or count that does not
+    exist; `reward` not finite; `utf8` the text is no UTF-8; and with log-probs `renormalised` they are over a filtered
+    vocabulary; `lengths` the tokens' bytes are not the text's; `logp` not finite, above 0, or not those that add up to
+    `logp_sum`. Of a TeacherRecord `lengths` and `logp`. Groups of a StatsRecord and a VoteRecord, and a whole
+    CapabilityRecord: `range`.
+    """
+    causes: collections.Counter[str] = collections.Counter()
+    check = {
+        RolloutRecord: _check_rollouts,
+        TeacherRecord: _check_teacher,
+        StatsRecord: _check_stats,
+        CapabilityRecord: _check_capability,
+        VoteRecord: _check_votes,
+    }[type(record)]
+    return check(record, causes), dict(causes)
+
+
+def _check_rollouts(r: RolloutRecord, causes: collections.Counter) -> RolloutRecord:
+    p, g, u = r.text.shape
+    problems = np.arange(p)[:, None] < len(r.header.problems)
+    bad_range = (
+        ~np.isin(r.finish, (types.STOP, types.LENGTH, types.STOP_TEXT))
+        | ~np.isin(r.success, (-1, 0, 1))
+        | (r.text_bytes < 0)
+        | (r.text_bytes > u)
+        | (r.answer_bytes < -1)
+        | (r.answer_bytes > r.answer.shape[2])
+        | ~problems
+    )
+    valid = r.valid & ~_count(causes, "range", r.valid & bad_range)
+    valid &= ~_count(causes, "reward", valid & ~np.isfinite(r.reward))
+    broken = np.zeros_like(valid)
+    for i, j in np.argwhere(valid):
+        broken[i, j] = not _is_utf8(r.text[i, j, : r.text_bytes[i, j]])
+    valid &= ~_count(causes, "utf8", broken)
+    if r.token_bytes is not None:
+        valid &= ~_count(causes, "renormalised", valid & r.renormalised)
+        wrong, odd = _tokens_wrong(r)
+        stopped = r.finish == types.STOP
+        total = r.token_logp.sum(-1, dtype=np.float64) + np.where(stopped, r.eos_logp, 0.0)
+        odd |= (np.isfinite(r.eos_logp) != stopped) | ~(np.abs(total - r.logp_sum) <= 1e-3 + 1e-5 * np.abs(total))
+        valid &= ~_count(causes, "lengths", valid & wrong)
+        valid &= ~_count(causes, "logp", valid & odd)
+    return dataclasses.replace(r, valid=valid)
+
+
+def _check_teacher(r: TeacherRecord, causes: collections.Counter) -> TeacherRecord:
+    wrong, odd = _tokens_wrong(r)
+    valid = r.valid & ~_count(causes, "lengths", r.valid & wrong)
+    valid &= ~_count(causes, "logp", valid & odd)
+    return dataclasses.replace(r, valid=valid)
+
+
+def _tokens_wrong(r: RolloutRecord | TeacherRecord) -> tuple[np.ndarray, np.ndarray]:
+    """bool[P, G] tokens whose bytes are not those of the text; bool[P, G] log-probs that are none."""
+    t = r.token_bytes.shape[-1]
+    real = np.arange(t) < r.n[..., None]
+    empty = (real & (r.token_bytes == 0)).any(-1) | (~real & (r.token_bytes != 0)).any(-1)
+    lengths = empty | (r.n < 0) | (r.n > t) | (r.token_bytes.sum(-1, dtype=np.int64) != r.text_bytes)
+    is_logp = lambda x: np.isfinite(x) & (x <= LOGP_CEILING)  # noqa: E731
+    logp = ~np.where(real, is_logp(r.token_logp), r.token_logp == 0).all(-1)
+    return lengths, logp | ~(is_logp(r.eos_logp) | np.isnan(r.eos_logp))
+
+
+def _check_stats(r: StatsRecord, causes: collections.Counter) -> StatsRecord:
+    s = r.stats
+    numbers = np.stack([s.sum, s.sumsq, s.min, s.max])
+    n, slack = np.maximum(s.n, 1), 1e-6
+    with np.errstate(invalid="ignore"):
+        wrong = (
+            (s.n < 0)
+            | (s.n_success < 0)
+            | (s.n_success > s.n)
+            | ~np.isfinite(numbers).all(0)
+            | (s.min > s.max)
+            | ((s.n > 0) & ((s.sum / n < s.min - slack) | (s.sum / n > s.max + slack)))
+            | (s.sumsq < s.sum**2 / n - slack * (1 + np.abs(s.sumsq)))
+        )
+    _count(causes, "range", wrong)
+    return StatsRecord(r.header, dataclasses.replace(s, n=np.where(wrong, 0, s.n)))
+
+
+def _check_capability(r: CapabilityRecord, causes: collections.Counter) -> CapabilityRecord:
+    known = r.window[~np.isnan(r.window)]
+    if ((known < 0) | (known > 1)).any():
+        causes["range"] += 1
+        return dataclasses.replace(r, window=np.full_like(r.window, np.nan))
+    return r
+
+
+def _check_votes(r: VoteRecord, causes: collections.Counter) -> VoteRecord:
+    buckets = r.count.shape[1]
+    wrong = (
+        (r.count < 0).any(1)
+        | (r.count.sum(1) != r.parseable)
+        | (r.parseable > r.n)
+        | (r.winner < -1)
+        | (r.winner >= buckets)
+        | (r.answer_bytes > r.answer.shape[2]).any(1)
+        | ((r.winner >= 0) != (r.parseable > 0))
+    )
+    _count(causes, "range", wrong)
+    return dataclasses.replace(r, winner=np.where(wrong, -1, r.winner))
+
+
+def _count(causes: collections.Counter, cause: str, where: np.ndarray) -> np.ndarray:
+    if where.any():
+        causes[cause] += int(where.sum())
+    return where
+
+
+def _is_utf8(raw: np.ndarray) -> bool:
+    try:
+        bytes(raw).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _packed(text: str) -> np.ndarray:
+    raw = text.encode()
+    if len(raw) > NAME_BYTES:
+        raise ValueError(f"the name {text[:40]!r}… has {len(raw)} bytes: at most {NAME_BYTES} cross the wire")
+    return np.frombuffer(raw.ljust(NAME_BYTES, b"\0"), np.uint8)
+
+
+def _unpacked(raw: np.ndarray) -> str:
+    return bytes(raw).rstrip(b"\0").decode()
