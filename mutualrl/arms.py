@@ -182,6 +182,7 @@ def _arm(
 ) -> tuple[RunConfig, dict[str, str]]:
     """Settings of an arm with a seed, and whose models its added policies have."""
     config, copies = copy.deepcopy(base), {}  # a deep copy keeps `policies.*` following `policy`
+    config.unlock()  # flags lock it, but policies may be added; every name is checked below
     config.seed = seed
     for field, value in overrides.items():
         where, value = f"arms.{arm}.{field}", _filled(value, folders)

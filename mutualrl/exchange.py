@@ -94,7 +94,7 @@ class Exchange:
         self._opened = clock()
 
     def open(self) -> None:
-        """A step begins; deadlines count from here."""
+        """A step begins, and with it its first round."""
         self._opened = self._clock()
         self._published = {}
 
@@ -107,10 +107,11 @@ class Exchange:
             self.log.add(record)
 
     def gather(self, step: int, slots: Sequence[str], problems: Sequence[str]) -> Heard:
-        """Sends what was published in some slots since `open`, and waits for what others sent.
+        """Ends a round: sends what was published in some slots since it began, and waits for what others sent. The next
+        round begins, and its deadline counts from now.
 
         Args:
-          slots: names of `slot`; one round each, in this order.
+          slots: names of `slot`, in the same order in every process.
           problems: names of the step's problems, into whose order records are brought.
 
         Returns:
@@ -126,10 +127,11 @@ class Exchange:
                     self.causes[f"{source}/absent"] += 1
                 else:
                     records[source][name] = self._checked(source, record)
+        self._opened = self._clock()
         return Heard(records, self._edges)
 
     def _round(self, name: str, step: int) -> dict[str, Record]:
-        """One round of the transport: the checked records of the policies that are there."""
+        """One slot: the checked records of the policies that are there."""
         policies = [s for s in self._sources if s.kind != LOG and s.name != name.partition("/")[2]]
         mine: dict[str, wire.Wire | None] = {}
         for s in policies:
@@ -150,15 +152,15 @@ class Exchange:
         if record is not None and record.header.policy != source.name:
             cause = "policy"
         elif record is not None and source.kind == LIVE:
-            age = step - record.header.step
-            cause = "" if 0 <= age <= self._settings.max_staleness else "stale"
+            oldest = step if name == "vote" else step - self._settings.max_staleness
+            cause = "" if oldest <= record.header.step <= step else "stale"
         if cause:
             self.causes[f"{source.name}/{cause}"] += 1
             return None
-        return self._checked(source.name, record)
+        return self._checked(source.name, record, self.shape.G)
 
-    def _checked(self, source: str, record: Record) -> Record:
-        record, causes = wire.validate(record)
+    def _checked(self, source: str, record: Record, largest_group: int | None = None) -> Record:
+        record, causes = wire.validate(record, largest_group)
         self.causes.update({f"{source}/{cause}": n for cause, n in causes.items()})
         return record
 
@@ -188,16 +190,13 @@ def slot(record: Record) -> str:
 
 
 def _payload(record: Record) -> int:
-    """Bytes of a record that say something: texts, six for each token with a log-prob, and the numbers of its rows."""
+    """Bytes of a record that say something: texts, answers, six for each token with a log-prob, numbers of its rows."""
     body = record.stats if isinstance(record, StatsRecord) else record
     arrays = {f.name: getattr(body, f.name) for f in dataclasses.fields(body) if f.name != "header"}
-    padded = ("text", "token_bytes", "token_logp")
+    padded = ("text", "answer", "token_bytes", "token_logp")
     total = sum(np.asarray(x).nbytes for name, x in arrays.items() if x is not None and name not in padded)
-    if arrays.get("text") is not None:
-        total += int(arrays["text_bytes"][arrays["valid"]].sum())
-    if arrays.get("token_bytes") is not None:
-        total += 6 * int(arrays["n"][arrays["valid"]].sum())
-    return total
+    total += sum(int(np.maximum(arrays[f"{x}_bytes"], 0).sum()) for x in ("text", "answer") if x in arrays)
+    return total + (6 * int(arrays["n"].sum()) if arrays.get("token_bytes") is not None else 0)
 
 
 def _in_order(record: Record, problems: Sequence[str]) -> Record:
@@ -206,17 +205,17 @@ def _in_order(record: Record, problems: Sequence[str]) -> Record:
     theirs = record.header.problems
     if tuple(problems) == theirs or isinstance(record, experience.CapabilityRecord):
         return record
-    place = {key: i for i, key in enumerate(occurrences(theirs))}
-    index = np.array([place.get(key, -1) for key in occurrences(problems)], np.int64)
-    there = index >= 0
-
-    def moved(x: np.ndarray, empty: Any = 0) -> np.ndarray:
-        out = x[np.maximum(index, 0)]
-        out[~there] = empty
-        return np.concatenate([out, np.zeros((len(x) - len(out), *x.shape[1:]), x.dtype)]) if len(out) < len(x) else out
-
     body = record.stats if isinstance(record, StatsRecord) else record
-    empty = {"valid": False, "n": 0, "winner": -1, "answer_bytes": -1, "reward": np.nan, "success": -1}
+    place = {key: i for i, key in enumerate(occurrences(theirs))}
+    index = np.full(len(body.n), -1)
+    index[: len(problems)] = [place.get(key, -1) for key in occurrences(problems)]
+
+    def moved(x: np.ndarray, empty: Any) -> np.ndarray:
+        out = x[np.maximum(index, 0)]
+        out[index < 0] = empty
+        return out
+
+    empty = {"winner": -1, "answer_bytes": -1, "eos_logp": np.nan, "reward": np.nan, "success": -1}
     arrays = {
         f.name: moved(x, empty.get(f.name, 0))
         for f in dataclasses.fields(body)

@@ -1,4 +1,4 @@
-"""Published records on disk: `exchange.log/<topic>/part-<first step>-<last step>.parquet`, one row a rollout (or group).
+"""Published records on disk: `exchange.log/<topic>/part-<first step>-<last step>.parquet`, one row a rollout or group.
 
 The folder of a topic opens as one table with `pandas.read_parquet` or `pyarrow.dataset`. Nothing is padded there. The
 table `used` says which received rows entered an update: step, problem, learner, source, sample, their weights. Parts
@@ -143,8 +143,8 @@ class LogReader:
         self._tables[topic], self._places[topic] = table, dict(places)
 
     def record(self, topic: str, step: int, problems: Sequence[str], shape: WireShape, traced: bool) -> Record | None:
-        """What the policy published about the step's problems: at that step, or else at the nearest earlier one at which
-        it had the problem. Never from later steps.
+        """What the policy published about the step's problems: at that step, or else at the nearest earlier one at
+        which it had the problem. Never from later steps.
 
         Returns:
           the record (problems that are not there are empty), or None where nothing is there.

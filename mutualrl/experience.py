@@ -211,8 +211,7 @@ def rollout_record(
     Raises:
       ValueError: log-probs are not float32: sums over thousands of tokens need it.
     """
-    if spans.logp.dtype != np.float32 or spans.eos_logp.dtype != np.float32:
-        raise ValueError(f"log-probs of {own.policy} are {spans.logp.dtype}: only float32 is sent")
+    _only_float32(own.policy, spans)
     p, g = own.tokens.shape[:2]
     given = answers or ((None,) * g,) * p
     raw = [[None if a is None else a.encode() for a in row] for row in given]
@@ -262,7 +261,7 @@ def stats_record(head: Header, reward: np.ndarray, success: np.ndarray, shape: W
         sumsq=pad((r**2).sum(1)),
         min=pad(np.where(some, low, 0.0)),
         max=pad(np.where(some, high, 0.0)),
-        n_success=pad((success == 1).sum(1).astype(np.int32)),
+        n_success=pad(((success == 1) & valid).sum(1).astype(np.int32)),
     )
     return StatsRecord(head, stats)
 
@@ -276,7 +275,12 @@ def capability_record(head: Header, rates: Sequence[float]) -> CapabilityRecord:
 
 def teacher_record(head: Header, learner: str, scored: Trace, shape: WireShape) -> TeacherRecord:
     """From a learner's texts [P, G] in the source's tokens with the source's log-probs. Rows that do not fit the wire
-    are not valid."""
+    are not valid.
+
+    Raises:
+      ValueError: as in `rollout_record`.
+    """
+    _only_float32(head.policy, scored)
     pad = lambda x, *tail, fill=0: _fitted(x, (shape.P, shape.G, *tail), fill)  # noqa: E731
     return TeacherRecord(
         header=head,
@@ -328,6 +332,12 @@ def spans_of(record: RolloutRecord | TeacherRecord, text: np.ndarray | None = No
         eos_logp=record.eos_logp,
         valid=record.valid & sent,
     )
+
+
+def _only_float32(policy: str, spans: Trace) -> None:
+    for x in (spans.logp, spans.eos_logp):
+        if x.dtype != np.float32:
+            raise ValueError(f"log-probs of {policy} are {x.dtype}: only float32 is sent")
 
 
 def _fitted(x: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:

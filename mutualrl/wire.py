@@ -121,12 +121,17 @@ def to_wire(record: Record, shape: WireShape) -> Wire:
 def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace: bool) -> tuple[Record | None, str]:
     """The record of a wire form, or None and why not: `schema` (another version) or `shape` (arrays that are not those
     of `layout`, names that are no UTF-8)."""
-    if int(np.asarray(wire.get(_HEAD + "schema", SCHEMA)).flat[0]) != SCHEMA:
-        return None, "schema"
+    schema = wire.get(_HEAD + "schema")
+    if isinstance(schema, (np.ndarray, np.generic)) and schema.shape == () and schema.dtype.kind in "iu":
+        if int(schema) != SCHEMA:
+            return None, "schema"
     for name, (size, kind) in layout(topic, shape, with_trace).items():
         x = wire.get(name)
         if not isinstance(x, (np.ndarray, np.generic)) or np.shape(x) != size or x.dtype != kind:
             return None, "shape"
+    count = int(wire[_HEAD + "count"])
+    if not 0 <= count <= shape.P:
+        return None, "shape"
     try:
         head = Header(
             run=_unpacked(wire[_HEAD + "run"]),
@@ -134,7 +139,7 @@ def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace:
             policy=_unpacked(wire[_HEAD + "policy"]),
             version=int(wire[_HEAD + "version"]),
             label_source=_unpacked(wire[_HEAD + "label_source"]),
-            problems=tuple(_unpacked(x) for x in wire[_HEAD + "problems"][: int(wire[_HEAD + "count"])]),
+            problems=tuple(_unpacked(x) for x in wire[_HEAD + "problems"][:count]),
         )
     except UnicodeDecodeError:
         return None, "shape"
@@ -144,7 +149,7 @@ def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace:
     return KINDS[topic](head, **body), ""
 
 
-def validate(record: Record) -> tuple[Record, dict[str, int]]:
+def validate(record: Record, largest_group: int | None = None) -> tuple[Record, dict[str, int]]:
     """The record with whatever cannot be right marked as not valid, and how much that was, by cause.
 
     Rows of a RolloutRecord, the first cause that applies: `range` a finish, success, answer or count that does not
@@ -152,12 +157,16 @@ def validate(record: Record) -> tuple[Record, dict[str, int]]:
     vocabulary; `lengths` the tokens' bytes are not the text's; `logp` not finite, above 0, or not those that add up to
     `logp_sum`. Of a TeacherRecord `lengths` and `logp`. Groups of a StatsRecord and a VoteRecord, and a whole
     CapabilityRecord: `range`.
+
+    Args:
+      largest_group: rollouts that a group of the run can have, where that is known.
     """
     causes: collections.Counter[str] = collections.Counter()
+    if isinstance(record, StatsRecord):
+        return _check_stats(record, causes, largest_group), dict(causes)
     check = {
         RolloutRecord: _check_rollouts,
         TeacherRecord: _check_teacher,
-        StatsRecord: _check_stats,
         CapabilityRecord: _check_capability,
         VoteRecord: _check_votes,
     }[type(record)]
@@ -182,14 +191,16 @@ def _check_rollouts(r: RolloutRecord, causes: collections.Counter) -> RolloutRec
     for i, j in np.argwhere(valid):
         broken[i, j] = not _is_utf8(r.text[i, j, : r.text_bytes[i, j]])
     valid &= ~_count(causes, "utf8", broken)
+    stopped = r.finish == types.STOP
+    odd = ~_is_logp(r.logp_sum, 1.0 + np.maximum(r.n, 0)) | (_is_logp(r.eos_logp) != stopped)
     if r.token_bytes is not None:
         valid &= ~_count(causes, "renormalised", valid & r.renormalised)
-        wrong, odd = _tokens_wrong(r)
-        stopped = r.finish == types.STOP
-        total = r.token_logp.sum(-1, dtype=np.float64) + np.where(stopped, r.eos_logp, 0.0)
-        odd |= (np.isfinite(r.eos_logp) != stopped) | ~(np.abs(total - r.logp_sum) <= 1e-3 + 1e-5 * np.abs(total))
+        wrong, unlike = _tokens_wrong(r)
         valid &= ~_count(causes, "lengths", valid & wrong)
-        valid &= ~_count(causes, "logp", valid & odd)
+        with np.errstate(invalid="ignore"):
+            total = r.token_logp.sum(-1, dtype=np.float64) + np.where(stopped, r.eos_logp, 0.0)
+            odd |= unlike | ~(np.abs(total - r.logp_sum) <= 1e-3 + 1e-5 * np.abs(total))
+    valid &= ~_count(causes, "logp", valid & odd)
     return dataclasses.replace(r, valid=valid)
 
 
@@ -206,27 +217,36 @@ def _tokens_wrong(r: RolloutRecord | TeacherRecord) -> tuple[np.ndarray, np.ndar
     real = np.arange(t) < r.n[..., None]
     empty = (real & (r.token_bytes == 0)).any(-1) | (~real & (r.token_bytes != 0)).any(-1)
     lengths = empty | (r.n < 0) | (r.n > t) | (r.token_bytes.sum(-1, dtype=np.int64) != r.text_bytes)
-    is_logp = lambda x: np.isfinite(x) & (x <= LOGP_CEILING)  # noqa: E731
-    logp = ~np.where(real, is_logp(r.token_logp), r.token_logp == 0).all(-1)
-    return lengths, logp | ~(is_logp(r.eos_logp) | np.isnan(r.eos_logp))
+    logp = ~np.where(real, _is_logp(r.token_logp), r.token_logp == 0).all(-1)
+    return lengths, logp | ~(_is_logp(r.eos_logp) | np.isnan(r.eos_logp))
 
 
-def _check_stats(r: StatsRecord, causes: collections.Counter) -> StatsRecord:
+def _is_logp(x: np.ndarray, tokens: np.ndarray | float = 1.0) -> np.ndarray:
+    """Which can be the log-prob of so many tokens."""
+    return np.isfinite(x) & (x <= LOGP_CEILING * tokens)
+
+
+def _check_stats(r: StatsRecord, causes: collections.Counter, largest_group: int | None) -> StatsRecord:
     s = r.stats
-    numbers = np.stack([s.sum, s.sumsq, s.min, s.max])
-    n, slack = np.maximum(s.n, 1), 1e-6
-    with np.errstate(invalid="ignore"):
-        wrong = (
-            (s.n < 0)
-            | (s.n_success < 0)
-            | (s.n_success > s.n)
-            | ~np.isfinite(numbers).all(0)
-            | (s.min > s.max)
-            | ((s.n > 0) & ((s.sum / n < s.min - slack) | (s.sum / n > s.max + slack)))
-            | (s.sumsq < s.sum**2 / n - slack * (1 + np.abs(s.sumsq)))
+    n = np.maximum(s.n, 1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean, square = s.sum / n, s.sumsq / n
+        largest = np.maximum(s.min**2, s.max**2)
+        slack = 1e-9 * (1 + largest)  # of rounding
+        right = (
+            (s.n >= 0)
+            & (s.n <= (np.inf if largest_group is None else largest_group))
+            & (s.n_success >= 0)
+            & (s.n_success <= s.n)
+            & np.isfinite(np.stack([s.sum, s.sumsq, s.min, s.max])).all(0)
+            & (s.min - slack <= mean)
+            & (mean <= s.max + slack)
+            & (mean**2 - slack <= square)
+            & (square <= largest + slack)
         )
-    _count(causes, "range", wrong)
-    return StatsRecord(r.header, dataclasses.replace(s, n=np.where(wrong, 0, s.n)))
+    _count(causes, "range", ~right)
+    kept = {f.name: np.where(right, getattr(s, f.name), 0) for f in dataclasses.fields(GroupStats)}
+    return StatsRecord(r.header, GroupStats(**{k: x.astype(getattr(s, k).dtype) for k, x in kept.items()}))
 
 
 def _check_capability(r: CapabilityRecord, causes: collections.Counter) -> CapabilityRecord:
@@ -238,18 +258,26 @@ def _check_capability(r: CapabilityRecord, causes: collections.Counter) -> Capab
 
 
 def _check_votes(r: VoteRecord, causes: collections.Counter) -> VoteRecord:
-    buckets = r.count.shape[1]
+    there = r.count > 0
+    winner = np.minimum(np.maximum(r.winner, 0), r.count.shape[1] - 1)
     wrong = (
         (r.count < 0).any(1)
         | (r.count.sum(1) != r.parseable)
         | (r.parseable > r.n)
-        | (r.winner < -1)
-        | (r.winner >= buckets)
+        | np.where(r.parseable > 0, r.winner != winner, r.winner != -1)
+        | (np.take_along_axis(r.count, winner[:, None], 1)[:, 0] != r.count.max(1))
+        | ((r.answer_bytes > 0) != there).any(1)
         | (r.answer_bytes > r.answer.shape[2]).any(1)
-        | ((r.winner >= 0) != (r.parseable > 0))
+        | (there & ((r.first < 0) | (r.first >= r.n[:, None]))).any(1)
     )
+    for p, b in np.argwhere(there & ~wrong[:, None]):
+        wrong[p] |= not _is_utf8(r.answer[p, b, : r.answer_bytes[p, b]])
     _count(causes, "range", wrong)
-    return dataclasses.replace(r, winner=np.where(wrong, -1, r.winner))
+    none = {"winner": -1, "answer_bytes": -1, "count": 0, "parseable": 0}
+    arrays = {name: np.array(getattr(r, name)) for name in none}
+    for name, x in arrays.items():
+        x[wrong] = none[name]
+    return dataclasses.replace(r, **arrays)
 
 
 def _count(causes: collections.Counter, cause: str, where: np.ndarray) -> np.ndarray:

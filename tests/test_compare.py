@@ -110,11 +110,14 @@ def test_refusals_name_the_arm_and_the_field(arms, more, message):
 CONFIG = """
 from mutualrl.arms import comparison
 from mutualrl.config import add_policy, base_config
+ARMS = {"grpo": {"policies.old": {"like": "llama", "frozen": True}}, "twice": {"policy.group_size": 16}}
+
+
 def get_config():
     base = base_config()
     base.policy.model = "m"
     add_policy(base, "llama")
-    return comparison(base, {"grpo": {}, "twice": {"policy.group_size": 16}}, seeds=(0, 1), baseline="grpo")
+    return comparison(base, ARMS, seeds=(0, 1), baseline="grpo")
 """
 
 

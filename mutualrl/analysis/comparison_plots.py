@@ -124,7 +124,7 @@ def _svg(draw, salt: str) -> str:
     with plt.rc_context({**STYLE, "svg.hashsalt": salt}):  # ids of their own, as several share one page
         figure = draw(plt)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         plt.close(figure)
     text = out.getvalue()
     return text[text.index("<svg") :]

@@ -36,6 +36,7 @@ DIAGNOSTICS = {  # metric: (heading, mean over all steps or `end`)
     "thl/bound": ("THL bound", "mean"),
     "thl/group_tokens": ("THL group", "mean"),
 }
+WIDE = 190  # columns of a terminal that has room for intervals
 MARKS = {"better": "▲", "worse": "▼", "open": ""}
 CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1280px; margin: 2em auto;
@@ -61,57 +62,68 @@ def show(found: Mapping[str, Any], folder: Path) -> None:
     console = Console()
     console.print(harm(found), style="bold", highlight=False)
     for policy in found["policies"]:
-        head, rows = results(found, policy)
-        table = Table(title=f"{policy}: held-out pass@1 after training, difference to {found['baseline']} "
-                      "[95 % interval over seeds and problems]")  # fmt: skip
+        head, rows = results(found, policy, short=console.width < WIDE)
+        table = Table(title=f"{policy}: held-out pass@1 after training, and minus {found['baseline']}")
         for i, text in enumerate(head):
-            table.add_column(text, justify="right" if i else "left")
+            table.add_column(text, justify="right" if i else "left", no_wrap=not i)
         for row in rows:
             colour = {"better": "[blue]{}[/]", "worse": "[red]{}[/]"}
             table.add_row(*(colour.get(mark, "{}").format(text.replace("[", r"\[")) for text, mark in row))
         console.print(table)
+    console.print("▲ ▼: the 95 % interval over seeds and problems excludes 0. half at: first step with half of a kind\n"
+                  "right that only the peer could do, seed by seed. tokens: multiples of what "
+                  f"{found['baseline']} generates; all that\nwas generated for the policy to learn from counts.", highlight=False)  # fmt: skip
     for s in found["statements"]:
         if s["verdict"] != "open":
-            console.print(f"{MARKS[s['verdict']]} {s['text']}", highlight=False, markup=False)
+            console.print(f"{MARKS[s['verdict']]} {s['text']}", highlight=False, markup=False, soft_wrap=True)
     still = sum(s["verdict"] == "open" for s in found["statements"])
     console.print(f"{still} comparisons show no difference; they are in the report.", highlight=False)
     for name, why in found["missing"].items():
-        console.print(f"missing: {name} ({why})", highlight=False, markup=False)
-    console.print(f"{folder / 'report.html'}: all tables and plots. {folder / 'compare.json'}: all numbers.")
+        console.print(f"missing: {name} ({why})", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"{folder / 'report.html'}: all tables and plots. {folder / 'compare.json'}: all numbers.", soft_wrap=True
+    )
 
 
-def results(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:
-    """The main table of a policy: an arm a row."""
+def results(found: Mapping[str, Any], policy: str, short: bool = False) -> tuple[list[str], list[list[Cell]]]:
+    """The main table of a policy: an arm a row. The short one is without intervals, one column a group."""
     base, out = found["baseline"], []
     groups = [g for g in GROUP_NAMES if any(g in e["policies"][policy]["accuracy"] for e in found["arms"].values())]
-    head = ["arm", "seeds"]
+    head = ["arm"] if short else ["arm", "seeds"]
     for g in groups:
-        head += [{"all": "all", "main": "main", "peer_only": "peer only", "own_only": "own only"}[g], f"- {base}"]
+        head += [g.replace("_", " ")] if short else [g.replace("_", " "), f"- {base}"]
     if "peer_only" in groups:
-        head.append("half at step")
-    head.append("tokens own / joint")
+        head.append("half at")
+    head.append("tokens" if short else "generated, own / joint")
     for arm, entry in found["arms"].items():
         p = entry["policies"][policy]
-        row: list[Cell] = [(arm, ""), (str(len(entry["seeds"])), "")]
+        row: list[Cell] = [(arm, "")] if short else [(arm, ""), (str(len(entry["seeds"])), "")]
         for g in groups:
             e = p["accuracy"][g]
             minus = e["minus"].get(base)
             mark = verdict(minus) if minus else ""
+            if short:
+                more = f" {minus['value']:+.2f}{MARKS[mark]}" if minus else ""
+                row.append((f"{e['after']['value']:.2f}{more}", mark))
+                continue
             row += [
                 (f"{e['after']['value']:.3f}", ""),
                 (f"{signed(minus)} {MARKS[mark]}".strip() if minus else "", mark),
             ]
         if "peer_only" in groups:
-            row.append((halves(p["half"]), ""))
+            row.append((halves(p["half"], short), ""))
         ratio = p["ratio"]
-        row.append((" / ".join(_times(ratio[r].get("generated")) for r in ("own", "joint")), ""))
+        readings = ("joint",) if short else ("own", "joint")
+        row.append((" / ".join(_times(ratio[r].get("generated")) for r in readings), ""))
         out.append(row)
     return head, out
 
 
-def halves(half: Mapping[str, Mapping[str, int | None]]) -> str:
-    """Steps at which half of a kind was right, seed by seed, e.g. `dup 60 80 never`."""
-    return "; ".join(f"{k} " + " ".join("never" if s is None else str(s) for s in v.values()) for k, v in half.items())
+def halves(half: Mapping[str, Mapping[str, int | None]], short: bool = False) -> str:
+    """Steps at which half of a kind was right, seed by seed, e.g. `dup 60 80 never`; short: `60 80 -`."""
+    never = "-" if short else "never"
+    steps = {k: " ".join(never if s is None else str(s) for s in v.values()) for k, v in half.items()}
+    return "; ".join(v if short else f"{k} {v}" for k, v in steps.items())
 
 
 def accuracy(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:

@@ -28,7 +28,7 @@ def judge(record: RolloutRecord, own: Rollouts, verdicts: Verdicts, grader: Grad
     Args:
       record: the peer's, [P, G]. own, verdicts: the learner's rollouts of the same problems and their verdicts.
     """
-    if record.label_source == NAME:
+    if record.header.label_source == NAME:
         return Verdicts(reward=record.reward, success=record.success)
     p, g = record.valid.shape
     texts = [

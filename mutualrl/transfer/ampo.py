@@ -22,7 +22,7 @@ import numpy as np
 from mutualrl import assembly, batches, types
 from mutualrl.assembly import Material
 from mutualrl.settings import ConfigError
-from mutualrl.tokenizers.tokenizer import Tokenizer
+from mutualrl.tokenizers import bridge
 from mutualrl.types import Batch
 
 
@@ -128,32 +128,33 @@ def answers(m: Material) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     """
     possible = candidates(m)
     possible &= (possible.sum(1) > m.options.replace)[:, None]
-    use = np.zeros(possible.shape, bool)
     length = m.own.mask.shape[-1]
-    found = []
-    for p, k in np.argwhere(possible):
-        reference = m.own.problems[p].answer
-        text = m.tokenizer.bytes_of(m.received.tokens[p, k, : m.received.n[p, k]].tolist()).decode(errors="replace")
-        ids, first = with_answer(m.tokenizer, text, reference) if reference else ([], 0)
-        if first < len(ids) <= length:
-            use[p, k] = True
-            found.append((ids, first))
-    tokens = np.zeros((len(found), length), np.int32)
-    lengths = np.array([len(ids) for ids, _ in found], np.int64)[:, None]
-    firsts = np.array([first for _, first in found], np.int64)[:, None]
-    mask = np.arange(length) < lengths
-    tokens[mask] = [i for ids, _ in found for i in ids]
-    return use, tokens, mask, mask & (np.arange(length) >= firsts)
+    if not possible.any():
+        return possible, np.zeros((0, length), np.int32), *np.zeros((2, 0, length), bool)
+    table = bridge.ByteTable(m.tokenizer.token_bytes)
+    n = m.received.n[possible]
+    text, text_bytes = table.texts(m.received.tokens[possible], np.arange(length) < n[:, None])
+    references = [m.own.problems[p].answer or "" for p in np.nonzero(possible)[0]]
+    parts = [
+        reasoning(row[:size].tobytes().decode(errors="replace"), reference)
+        for row, size, reference in zip(text, text_bytes, references)
+    ]
+    wanted = [part + reference for part, reference in zip(parts, references)]
+    encoded = [m.tokenizer.encode(x) for x in wanted]
+    lengths = np.array([len(ids) for ids in encoded])
+    tokens = np.zeros((len(encoded), max(length, lengths.max())), np.int32)
+    mask = np.arange(tokens.shape[1]) < lengths[:, None]
+    tokens[mask] = [i for ids in encoded for i in ids]
+    again, again_bytes = table.texts(tokens, mask)
+    exact = [row[:size].tobytes() == x.encode() for row, size, x in zip(again, again_bytes, wanted)]
+    fits = (lengths <= length) & np.array(exact) & np.array([bool(x) for x in references])
+    use = possible.copy()
+    use[possible] = fits
+    answer = mask & (table.ends(tokens, mask) > np.array([len(x.encode()) for x in parts])[:, None])
+    return use, *(x[fits, :length] for x in (tokens, mask, answer))
 
 
-def with_answer(tokenizer: Tokenizer, text: str, reference: str) -> tuple[list[int], int]:
-    """Ids of a text's reasoning followed by the reference answer, and how many of them come before its first byte; no
-    ids where the tokenizer alters the text."""
-    places = [x.start() for x in re.finditer(rf"(?<!\w){re.escape(reference)}(?!\w)", text)]
-    reasoning = text[: places[-1]] if places else text
-    ids = tokenizer.encode(reasoning + reference)
-    ends = np.cumsum([len(tokenizer.bytes_of([i])) for i in ids])
-    before = len(reasoning.encode())
-    if not ids or ends[-1] != before + len(reference.encode()):
-        return [], 0
-    return ids, int((ends <= before).sum())
+def reasoning(text: str, reference: str) -> str:
+    """What of a text comes before the last place where the reference answer stands alone; all of it without one."""
+    places = [x.start() for x in re.finditer(rf"(?<!\w){re.escape(reference)}(?!\w)", text)] if reference else []
+    return text[: places[-1]] if places else text

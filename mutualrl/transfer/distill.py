@@ -127,7 +127,7 @@ def teacher_advantages(m: Material, teacher: Trace) -> tuple[np.ndarray, dict[st
     stop = ~in_text & aligned.known & (m.own.finish == types.STOP)[..., None]
     long = (aligned.target_tokens > o.max_group_tokens) | (aligned.source_tokens > o.max_group_tokens)
     too_long = in_text & _of_tokens(long, aligned.group)
-    taught = m.own.mask & (in_text | stop)
+    taught = in_text | stop
     gap = np.where(taught, aligned.logp - np.where(taught, old, 0.0), 0.0)
     counts = taught & ~too_long & ~(in_text & _of_tokens(_broken(m, aligned.group, long.shape), aligned.group))
     adv = np.where(counts, np.clip(o.coef * gap, -o.max_advantage, o.max_advantage), 0.0)

@@ -1,5 +1,5 @@
-"""The golden numbers of the methods specification for GRAFT, HACPO, LUFFY, AMPO and on-policy distillation, from Material
-to batches and loss: ids graft.*, hacpo.*, luffy.*, ampo.*, opd.*, loss.kind.*."""
+"""The golden numbers of the methods specification for GRAFT, HACPO, LUFFY, AMPO and on-policy distillation, from
+Material to batches and loss: ids graft.*, hacpo.*, luffy.*, ampo.*, opd.*, loss.kind.*."""
 
 import dataclasses
 import json
@@ -221,7 +221,8 @@ def ampo_replace(x, expected, near):
     assert options.replace == x["k_replace"]
     m = material([x["own"]], [Peer([x["teacher_success"]])], options, longest=12)
     problems = tuple(dataclasses.replace(problem, answer="42") for problem in m.own.problems)
-    tokenizer = std_types.SimpleNamespace(encode=lambda text: list(text.encode()), bytes_of=bytes)
+    table = [bytes([i]) for i in range(256)]
+    tokenizer = std_types.SimpleNamespace(encode=lambda text: list(text.encode()), token_bytes=table)
     m = dataclasses.replace(m, own=dataclasses.replace(m.own, problems=problems), tokenizer=tokenizer)
     _, _, mask, answer = ampo.answers(m)
     assert answer.sum(1).tolist() == [2] * 4

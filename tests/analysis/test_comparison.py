@@ -186,7 +186,7 @@ def test_report_holds_numbers_and_plots(found, tmp_path, capsys):
     for text in ("0.792", "+0.208", "dup 10 10", "3.00×", "Harm to either side", "roundtrip 3.0", "κ"):
         assert text in page, text
     assert page == comparison_report.page(found)  # the same numbers, the same page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "") and "src=" not in page
+    assert "src=" not in page and 'href="http' not in page and "@import" not in page  # nothing is fetched
     plots = ["<svg" + p.split("</svg>")[0] + "</svg>" for p in page.split("<svg")[1:]]
     assert len(plots) == 4  # curves and bars of two policies
     for plot in plots:
@@ -194,7 +194,7 @@ def test_report_holds_numbers_and_plots(found, tmp_path, capsys):
         assert "grpo" in texts and "sgt_log" in texts
     comparison_report.show(found, tmp_path)
     printed = capsys.readouterr().out
-    assert printed.startswith("Harm to either side") and "0.792" in printed and "report.html" in printed
+    assert printed.startswith("Harm to either side") and "0.79" in printed and "+0.21" in printed and "report.html" in printed
 
 
 def an(value, low, high, seeds=3):
@@ -261,7 +261,7 @@ def test_degenerate_intervals():
     one = np.array(["a"])
     assert hierarchical_interval([np.array([0.25])], [one]) == [0.25, 0.25]
     low, high = hierarchical_interval([np.array([0.2]), np.array([0.4])], [one, one])
-    assert low < -1 and high > 1.5  # two seeds say next to nothing
+    assert low < -0.5 and high > 1.1  # two seeds say next to nothing
     for bad in ([], [np.zeros(0)]):
         with pytest.raises(ValueError, match="at least one seed"):
             hierarchical_interval(bad, [np.zeros(len(b)) for b in bad])

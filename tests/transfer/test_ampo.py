@@ -5,7 +5,7 @@ import types as std_types
 
 import numpy as np
 import pytest
-from material import EOT, Peer, S, assert_equal, build, material, rows_of, scored
+from material import EOT, Peer, S, assert_equal, build, material, scored
 
 from mutualrl import types
 from mutualrl.settings import ConfigError, PolicyConfig
@@ -16,20 +16,20 @@ OWN = [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 PEERS = [Peer([[1, 0], [1, 1], [0, 0]]), Peer([[1, 1, 0], [1, 1, 1], [0, 0, 1]])]
 
 
-def tokenizer(width=1):
-    """Ids are code points of one ASCII character; from 1000 on they stand for pairs, where `width` is 2."""
-    pairs = {}
+def tokenizer(width=1, spell=str):
+    """Ids below 256 are characters, those above them pairs, which are used with `width` 2."""
+    single = [chr(i).encode() for i in range(256)]
 
     def encode(text):
+        text = spell(text)
         parts = [text[i : i + width] for i in range(0, len(text), width)]
-        return [ord(x) if len(x) == 1 else pairs.setdefault(x, 1000 + len(pairs)) for x in parts]
+        return [ord(x) if len(x) == 1 else 256 * (1 + ord(x[0])) + ord(x[1]) for x in parts]
 
-    names = lambda: {i: x for x, i in pairs.items()}
-    bytes_of = lambda ids: b"".join((names().get(i) or chr(i)).encode() for i in ids)
-    return std_types.SimpleNamespace(eot_id=EOT, stop_ids=(EOT,), encode=encode, bytes_of=bytes_of)
+    token_bytes = [*single, *(a + b for a in single for b in single)]
+    return std_types.SimpleNamespace(eot_id=EOT, stop_ids=(EOT,), encode=encode, token_bytes=token_bytes)
 
 
-def make(own=OWN, peers=PEERS, texts=None, answer="7", width=1, **others):
+def make(own=OWN, peers=PEERS, texts=None, answer="7", written=None, **others):
     """texts: what each received row of the only problem says, in single characters."""
     options = ampo.Options(**{k: others.pop(k) for k in ("replace", "gamma") if k in others})
     lengths = [[len(t) + 1 for t in texts]] if texts else None
@@ -37,7 +37,7 @@ def make(own=OWN, peers=PEERS, texts=None, answer="7", width=1, **others):
         peers = [dataclasses.replace(peers[0], lengths=lengths)]
     m = material(own, peers, options, **others)
     problems = tuple(dataclasses.replace(x, answer=answer) for x in m.own.problems)
-    m = dataclasses.replace(m, own=dataclasses.replace(m.own, problems=problems), tokenizer=tokenizer(width))
+    m = dataclasses.replace(m, own=dataclasses.replace(m.own, problems=problems), tokenizer=written or tokenizer())
     if texts:
         tokens = m.received.tokens.copy()
         for k, text in enumerate(texts):
@@ -115,29 +115,32 @@ def test_whole_groups_of_updates():
 
 def test_what_is_scored():
     """The text up to the last place where the answer stands alone, the answer behind it; else all of the text."""
-    texts = ["a=7, b=17", "no7 7, so 70", "nothing", "=7"]
+    texts = ["a=7, b=17", "no7 7, so 7.", "nothing", "=7"]
     m = make([[0, 0, 0]], [Peer([[1, 1, 1, 1]])], texts, longest=14)
     rows = ampo.to_score(m)
     said = [bytes(row[mask].tolist()).decode() for row, mask in zip(rows.tokens[:, S:], rows.mask)]
-    assert said == ["a=7", "no7 7", "nothing7", "=7"]
+    assert said == ["a=7", "no7 7, so 7", "nothing7", "=7"]
     assert (rows.tokens[:, :S] == 9).all() and not rows.surr_weight.any()
     _, _, mask, answer = ampo.answers(m)
     assert (mask == rows.mask).all() and answer.sum(1).tolist() == [1] * 4
     assert (answer == mask & ~np.roll(mask, -1, 1)).all()  # the last token each
 
 
-@pytest.mark.parametrize("text, counted", [("ab=42", 2), ("abc=42", 1)])
-def test_tokens_with_a_byte_of_the_answer(text, counted):
+def test_tokens_with_a_byte_of_the_answer():
     """Encoded together; a token with the last byte of the reasoning and the first of the answer counts."""
-    ids, first = ampo.with_answer(tokenizer(2), text, "42")
-    assert tokenizer(2).encode(text) == ids and len(ids) - first == counted
+    m = make([[0, 0, 0]], [Peer([[1, 1, 1]])], ["ab=42", "abc=42", "=42"], answer="42", written=tokenizer(2), longest=8)
+    _, tokens, mask, answer = ampo.answers(m)
+    assert mask.sum(1).tolist() == [3, 3, 2] and answer.sum(1).tolist() == [2, 1, 2]
+    assert [bytes(b"".join(m.tokenizer.token_bytes[i] for i in t[k])) for t, k in zip(tokens, mask)] == [
+        b"ab=42", b"abc=42", b"=42"
+    ]  # fmt: skip
 
 
 def test_an_altering_tokenizer_gives_no_row():
-    lossy = tokenizer()
-    assert ampo.with_answer(lossy, "x", "é")[0] == [ord("x"), ord("é")]
-    lossy.encode = lambda text: [ord(c) for c in text.replace("é", "e")]
-    assert ampo.with_answer(lossy, "x", "é") == ([], 0)
+    for spell, rows in ((str, 3), (lambda text: text.replace("é", "e"), 0), (lambda text: text.replace("x", "y"), 2)):
+        written = tokenizer(spell=spell)
+        m = make([[0, 0, 0]], [Peer([[1, 1, 1]])], ["x", "é=x", "a"], answer="é", written=written, longest=8)
+        assert ampo.answers(m)[0].sum() == rows
 
 
 def test_the_best_are_taken():
@@ -150,6 +153,12 @@ def test_the_best_are_taken():
     ):
         logp = np.where(ampo.answers(m)[3], np.array(last)[:, None], -50.0)
         assert picks(scored(m, ampo, logp)) == [(0, 1, k) for k in want]
+
+
+def test_the_mean_decides_not_the_sum():
+    texts = ["ab=42", "abc=42", "=42"]
+    m = make([[0, 0, 0]], [Peer([[1, 1, 1]])], texts, answer="42", written=tokenizer(2), longest=8, replace=1)
+    assert picks(scored(m, ampo, np.array([[-0.5], [-0.9], [-0.7]]) * np.ones(8))) == [(0, 1, 0)]
 
 
 def test_rows_that_cannot_be_ranked_come_last():

@@ -1,4 +1,4 @@
-"""On-policy distillation: advantages by token, what teaches nothing, several teachers, where it must be GRPO; settings."""
+"""On-policy distillation: advantages by token, what teaches nothing, several teachers, where it is GRPO; settings."""
 
 import dataclasses
 import types as std_types

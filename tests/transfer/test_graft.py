@@ -61,10 +61,11 @@ def same_log_probs(m):
     ],
 )
 @pytest.mark.parametrize("balance", (True, False))
-def test_without_candidates_it_is_none(peers, balance):
+@pytest.mark.parametrize("drop", (True, False))
+def test_without_candidates_it_is_none(peers, balance, drop):
     own = [[0, 0, 0], [0, 1, 0], [0, 0, NAN]]
     m = material(
-        own, peers, options(balance=balance), longest=9, updates_per_step=2, kl_coef=0.1, drop_zero_variance=True
+        own, peers, options(balance=balance), longest=9, updates_per_step=2, kl_coef=0.1, drop_zero_variance=drop
     )
     assert graft.to_score(m) is None
     assert_equal(build(m, graft)[0], none.build(m)[0])

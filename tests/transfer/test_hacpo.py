@@ -74,7 +74,8 @@ def by_hand(own, peers, capability, floor=0.1, ceiling=10.0, eps=1e-6):
 
 
 @pytest.mark.parametrize(
-    "capability", [(0.5, 0.5, 0.5), (0.4, 0.2, 0.8), (0.9, 0.01, 0.3), (0.0, 0.5, 0.0), (NAN, 0.5, NAN)]
+    "capability",
+    [(0.5, 0.5, 0.5), (0.4, 0.2, 0.8), (0.9, 0.01, 0.3), (0.0, 0.5, 0.0), (1e-4, 5e-4, 2e-5), (NAN, 0.5, NAN)],
 )
 def test_advantages(capability):
     own = [[1, 0, 0], [0.5, 0, 0], [1, 1, 1]]
@@ -115,6 +116,8 @@ def test_uneven_groups_leave_the_pool_of_their_problem():
     (batch,), metrics = build(make(peers=peers), hacpo)
     sources = [sorted(set(batch.source[batch.group == p].tolist())) for p in range(3)]
     assert sources == [[0, 1, 2], [0, 2], [0, 1, 2]] and metrics["transfer/uneven"] == 1
+    silent = dataclasses.replace(PEERS[0], heard=[[0] * 3] * 3)
+    assert build(make(peers=[silent, PEERS[1]]), hacpo)[1]["transfer/uneven"] == 0
     want, _ = by_hand(OWN[1], [PEERS[1].reward[1]], (0.4, 0.8))
     np.testing.assert_allclose(batch.adv[(batch.group == 1) & (batch.source == 0), 0], want, rtol=1e-6)
 

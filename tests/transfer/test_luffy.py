@@ -60,11 +60,11 @@ def test_every_right_answer_is_drawn_equally_often():
 
 def test_verdicts_count_and_rewards_are_shaped():
     m = make(
-        [[0.5, 0.1]], [Peer([[0.2, 0.9]], success=[[1, 0]], lengths=[[7, 7]])], lengths=[[2, 2]], success=[[0, 0]],
+        [[0.5, 0.1]], [Peer([[-0.2, 0.9]], success=[[1, 0]], lengths=[[7, 7]])], lengths=[[2, 2]], success=[[0, 0]],
         longest=8, overlong_factor=1.0, overlong_buffer=4,
     )  # fmt: skip
     rows = rows_of(build(m, luffy)[0], 1)
-    np.testing.assert_allclose(rows.adv[:, 0], [0.2 - 0.75 - 0.3], rtol=1e-5)
+    np.testing.assert_allclose(rows.adv[:, 0], [-0.2 - 0.75 - 0.3], rtol=1e-5)
 
 
 def test_an_unjudged_own_group_has_no_baseline():
