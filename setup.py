@@ -34,14 +34,16 @@ setup(
         "gguf",  # GGUF weights, dequantisation
         "math-verify[antlr4_13_2]",  # mathematical equality of answers
         "reasoning-gym",  # procedural tasks with their own verifiers
+        "pyarrow>=15",  # exchange.log: columnar files that pandas and pyarrow open
+        "matplotlib>=3.8",  # plots of a comparison
         "rich",  # progress and tables
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "ruff"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "pandas", "ruff"],
         "parity": ["torch"],  # live comparison with transformers' own models
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]"],
         "vision": ["pillow"],
-        "notebooks": ["jupyterlab", "matplotlib"],
+        "notebooks": ["jupyterlab"],
     },
 )

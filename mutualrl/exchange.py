@@ -84,7 +84,7 @@ class Exchange:
         self._sources, self._edges = sources(run), edges(run)
         self._traced = "trace" in topics
         self._logs = {
-            name: LogReader(log, f"exchange.logs.{name}") for name, log in run.exchange.logs.items() if topics
+            name: LogReader(log, f"exchange.logs.{name}", topics) for name, log in run.exchange.logs.items() if topics
         }
         self.log = LogWriter(folder) if folder and topics else None
         self.causes: collections.Counter[str] = collections.Counter()
@@ -123,9 +123,9 @@ class Exchange:
                 records[source][name] = _in_order(record, problems)
             for source, log in self._logs.items():
                 topic = name.partition("/")[0]
-                if (record := log.record(topic, step, problems, self.shape, self._traced)) is None:
-                    self.causes[f"{source}/absent"] += 1
-                else:
+                record, missing = log.record(topic, step, problems, self.shape, self._traced)
+                self.causes.update({f"{source}/{cause}": n for cause, n in missing.items()})
+                if record is not None:
                     records[source][name] = self._checked(source, record)
         self._opened = self._clock()
         return Heard(records, self._edges)

@@ -25,6 +25,7 @@ from mutualrl.settings import ConfigError, LogSource
 from mutualrl.types import Batch, GroupStats, Problem
 
 USED = "used"
+KEYS = ("run", "step", "problem", "occurrence", "policy", "version", "label_source", "schema")  # of every record
 SETTINGS = ("temperature", "top_p", "top_k", "renormalised")  # the same for all rows of a record
 
 
@@ -65,13 +66,13 @@ class LogWriter:
     def flush(self, step: int) -> None:
         """Writes everything kept so far, which belongs to the steps before `step`."""
         for topic, tables in self._rows.items():
-            whole = pa.concat_tables(tables)
+            whole = pa.concat_tables(tables, promote_options="default")
             steps = whole["step"].to_numpy()
             folder = self.folder / topic
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"part-{steps.min():08d}-{step - 1:08d}.parquet"
             temporary = folder / f".{path.name}.writing"  # a name that readers of the folder pass over
-            pq.write_table(whole, temporary, compression="zstd")
+            pq.write_table(whole, temporary, compression="zstd", write_page_checksum=True)
             temporary.replace(path)
         self._rows.clear()
 
@@ -80,6 +81,8 @@ class LogWriter:
         for path in self.folder.glob("*/part-*.parquet"):
             if int(path.stem.split("-")[2]) >= step:
                 path.unlink()
+        for path in self.folder.glob("*/.part-*.writing"):
+            path.unlink()
 
 
 class LogReader:
@@ -89,10 +92,11 @@ class LogReader:
       damaged: parts that could not be read.
     """
 
-    def __init__(self, source: LogSource, field: str):
+    def __init__(self, source: LogSource, field: str, topics: Sequence[str] = ()):
         """Args:
-        source: folder, policy, and whose use restricts the rows.
+        source: folder, policy, and whose use restricts the rollouts.
         field: the setting to name in an error.
+        topics: of `experience.TOPICS`, what must be there of those that can be replayed.
 
         Raises:
           ConfigError: there is no log, or it has nothing of that policy.
@@ -103,64 +107,111 @@ class LogReader:
             raise ConfigError(f"{field}.folder={source.folder!r}: no such folder; must be a run's exchange.log")
         self._tables: dict[str, pa.Table] = {}
         self._places: dict[str, dict[tuple[str, int], dict[int, list[int]]]] = {}
-        topics = [x.name for x in self._folder.iterdir() if x.is_dir() and x.name != USED]
-        used = self._used(source.used_by, source.policy) if source.used_by else None
-        for topic in topics:
-            self._open(topic, used)
-        if not any(self._places.values()):
-            whose = f" used by {source.used_by!r}" if source.used_by else ""
-            raise ConfigError(f"{field}.policy={source.policy!r}: {source.folder} has no record of it{whose}")
+        for topic in _RECORDS:
+            self._open(topic)
+        needed = [t for t in topics if t in _RECORDS] or list(_RECORDS)[:1]
+        if missing := [t for t in needed if not self._places.get(t)]:
+            raise ConfigError(
+                f"{field}.policy={source.policy!r}: {source.folder} has no {missing[0]} of it; "
+                f"must be one of {', '.join(self._policies(missing[0])) or 'the policies of another log'}"
+            )
+        if "trace" in topics and not self._traced():
+            raise ConfigError(f"{field}.folder={source.folder!r}: has no log-probs of tokens, which are needed here")
+        self._used = self._used_rows(source.used_by) if source.used_by else None
+        if self._used is not None and not self._used:
+            raise ConfigError(
+                f"{field}.used_by={source.used_by!r}: trained on no row of {source.policy!r} in {source.folder}"
+            )
 
-    def _read(self, topic: str) -> pa.Table | None:
+    def _read(self, topic: str, columns: Sequence[str]) -> pa.Table | None:
         parts = []
         for path in sorted((self._folder / topic).glob("part-*.parquet")):
             try:
-                parts.append(pq.read_table(path))
-            except (OSError, pa.ArrowInvalid) as error:
+                part = pq.read_table(path, page_checksum_verification=True)
+                if missing := set(columns) - set(part.column_names):
+                    raise pa.ArrowInvalid(f"there is no column {min(missing)}")
+                parts.append(part)
+            except (OSError, pa.ArrowException) as error:
                 self.damaged += 1
                 logging.warning("%s cannot be read and is passed over: %s", path, str(error).splitlines()[0])
-        return pa.concat_tables(parts).combine_chunks() if parts else None
+        return pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None
 
-    def _used(self, learner: str, policy: str) -> set[tuple[int, str, int]]:
-        table = self._read(USED)
-        if table is None:
-            return set()
-        rows = zip(*(table[c].to_pylist() for c in ("learner", "source", "step", "problem", "sample")))
-        return {
-            (step, problem, sample) for who, source, step, problem, sample in rows if (who, source) == (learner, policy)
-        }
-
-    def _open(self, topic: str, used: set | None) -> None:
-        table = self._read(topic)
+    def _open(self, topic: str) -> None:
+        table = self._read(topic, KEYS)
         if table is None:
             return
         places: dict[tuple[str, int], dict[int, list[int]]] = collections.defaultdict(dict)
-        columns = [table[c].to_pylist() for c in ("policy", "step", "problem", "occurrence")]
-        samples = table["sample"].to_pylist() if "sample" in table.column_names else [0] * len(table)
-        for row, (policy, step, problem, occurrence, sample) in enumerate(zip(*columns, samples)):
-            if policy == self._policy and (used is None or (step, problem, sample) in used):
+        foreign = 0
+        columns = (table[c].to_pylist() for c in ("policy", "schema", "step", "problem", "occurrence"))
+        for row, (policy, schema, step, problem, occurrence) in enumerate(zip(*columns)):
+            if policy == self._policy and schema == experience.SCHEMA:
                 places[problem, occurrence].setdefault(step, []).append(row)
+            foreign += schema != experience.SCHEMA
+        if foreign:
+            logging.warning("%s: %d rows of another schema are passed over", self._folder / topic, foreign)
         self._tables[topic], self._places[topic] = table, dict(places)
 
-    def record(self, topic: str, step: int, problems: Sequence[str], shape: WireShape, traced: bool) -> Record | None:
-        """What the policy published about the step's problems: at that step, or else at the nearest earlier one at
-        which it had the problem. Never from later steps.
+    def _policies(self, topic: str) -> list[str]:
+        return sorted(set(self._tables[topic]["policy"].to_pylist())) if topic in self._tables else []
+
+    def _traced(self) -> bool:
+        table = self._tables["rollout"]
+        rows = [r for steps in self._places["rollout"].values() for found in steps.values() for r in found]
+        return "token_logp" in table.column_names and table["token_logp"].take(rows).null_count < len(rows)
+
+    def _used_rows(self, learner: str) -> set[int]:
+        """Rows of the rollouts that a policy trained on at the step they were published."""
+        used = self._read(USED, ("learner", "source", "step", "problem", "sample"))
+        if used is None:
+            return set()
+        rows = zip(*(used[c].to_pylist() for c in ("learner", "source", "step", "problem", "sample")))
+        keys = {
+            (step, problem, sample)
+            for who, source, step, problem, sample in rows
+            if (who, source) == (learner, self._policy)
+        }
+        samples = self._tables["rollout"]["sample"].to_pylist()
+        return {
+            row
+            for (problem, _), steps in self._places["rollout"].items()
+            for step, found in steps.items()
+            for row in found
+            if (step, problem, samples[row]) in keys
+        }
+
+    def record(
+        self, topic: str, step: int, problems: Sequence[str], shape: WireShape, traced: bool
+    ) -> tuple[Record | None, dict[str, int]]:
+        """What the policy published about the step's problems: at that step, or else at the nearest earlier one at which
+        it had the problem. Never from later steps. Only then are rollouts restricted to those used.
 
         Returns:
-          the record (problems that are not there are empty), or None where nothing is there.
+          the record (problems that are not there are empty), or None where nothing is there; what is missing, by cause:
+          `absent` (all), `overflow` (rows that do not fit the wire), `trace` (rows without log-probs).
         """
-        places = self._places.get(topic, {}) if topic in _RECORDS else {}
+        places = self._places.get(topic, {})
         keys = [("", 0)] if topic == "capability" else occurrences(problems)
         rows = []
         for p, key in enumerate(keys):
             steps = [s for s in places.get(key, ()) if s <= step]
             rows += [(p, row) for row in places[key][max(steps)]] if steps else []
         if not rows:
-            return None
+            return None, {"absent": 1}
+        if self._used is not None and topic == "rollout":
+            rows = [(p, row) for p, row in rows if row in self._used]
+            if not rows:
+                return None, {}
         found = self._tables[topic].take([row for _, row in rows])
         at = np.array([p for p, _ in rows])
-        first = {c: found[c][0].as_py() for c in ("run", "version", "label_source", "schema")}
-        head = Header(step=step, policy=self._policy, problems=tuple(problems), **first)
+        labels = set(found["label_source"].to_pylist())
+        head = Header(
+            run=found["run"][0].as_py(),
+            step=step,
+            policy=self._policy,
+            version=max(found["version"].to_pylist()),
+            label_source=labels.pop() if len(labels) == 1 else "",
+            problems=tuple(problems),
+        )
         return _RECORDS[topic](head, found, at, shape, traced)
 
 
@@ -185,13 +236,17 @@ def _table(record: Record) -> pa.Table:
     else:
         keys, columns = occurrences(h.problems), _votes(record)
     n = len(keys)
-    same = {k: [getattr(h, k)] * n for k in ("run", "policy", "version", "label_source", "schema")}
+    # Types are given, since a record may have no rows.
     return pa.table(
         {
-            "step": np.full(n, h.step),
+            "run": pa.array([h.run] * n, pa.string()),
+            "step": np.full(n, h.step, np.int64),
             "problem": pa.array([k for k, _ in keys], pa.string()),
             "occurrence": pa.array([i for _, i in keys], pa.int32()),
-            **same,
+            "policy": pa.array([h.policy] * n, pa.string()),
+            "version": np.full(n, h.version, np.int64),
+            "label_source": pa.array([h.label_source] * n, pa.string()),
+            "schema": np.full(n, h.schema, np.int32),
             **columns,
         }
     )
@@ -212,7 +267,7 @@ def _rows(record: RolloutRecord | TeacherRecord) -> dict[str, Any]:
         for name in SETTINGS:
             out[name] = np.full(len(n), getattr(record, name))
     else:
-        out["learner"] = [experience.learner_of(record)] * len(n)
+        out["learner"] = pa.array([experience.learner_of(record)] * len(n), pa.string())
         out["text_bytes"] = record.text_bytes[v]
     out["n"], out["eos_logp"] = n, record.eos_logp[v]
     if record.token_bytes is not None:
@@ -233,14 +288,22 @@ def _votes(record: experience.VoteRecord) -> dict[str, Any]:
     }
 
 
-def _rollouts(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, traced: bool) -> RolloutRecord:
+Found = tuple[Record, dict[str, int]]
+
+
+def _rollouts(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, traced: bool) -> Found:
     g = found["sample"].to_numpy()
     text, answers, n = found["text"].to_pylist(), found["answer"].to_pylist(), found["n"].to_numpy()
     raw = [None if a is None else a.encode() for a in answers]
-    has_trace = traced and "token_bytes" in found.column_names and found["token_bytes"].null_count == 0
     fits = np.array([len(t) <= shape.U and (a is None or len(a) <= shape.A) for t, a in zip(text, raw)])
-    fits &= (g < shape.G) & (n <= shape.T) & (has_trace or not traced)
-    keep = np.flatnonzero(fits)
+    fits &= (g < shape.G) & (n <= shape.T)
+    has_trace = np.ones(len(fits), bool)
+    if traced and "token_logp" in found.column_names:
+        has_trace = found["token_logp"].is_valid().to_numpy()
+    elif traced:
+        has_trace[:] = False
+    missing = {"overflow": int((~fits).sum()), "trace": int((fits & ~has_trace).sum())}
+    keep = np.flatnonzero(fits & has_trace)
     where = at[keep], g[keep]
     grid = lambda kind, fill, *tail: np.full((shape.P, shape.G, *tail), fill, kind)  # noqa: E731
 
@@ -260,7 +323,7 @@ def _rollouts(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, t
     answer_bytes = grid(np.int32, -1)
     answer_bytes[where] = [-1 if raw[i] is None else len(raw[i]) for i in keep]
     settings = {name: found[name][0].as_py() for name in SETTINGS}
-    return RolloutRecord(
+    record = RolloutRecord(
         header=head,
         text=ragged([np.frombuffer(t, np.uint8) for t in text], np.uint8, shape.U),
         text_bytes=lengths,
@@ -278,22 +341,23 @@ def _rollouts(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, t
         top_k=np.int32(settings["top_k"]),
         renormalised=np.bool_(settings["renormalised"]),
         valid=valid,
-        token_bytes=ragged(found["token_bytes"].to_pylist(), np.uint16, shape.T) if traced and has_trace else None,
-        token_logp=ragged(found["token_logp"].to_pylist(), np.float32, shape.T) if traced and has_trace else None,
+        token_bytes=ragged(found["token_bytes"].to_pylist(), np.uint16, shape.T) if traced else None,
+        token_logp=ragged(found["token_logp"].to_pylist(), np.float32, shape.T) if traced else None,
     )
+    return record, {cause: n for cause, n in missing.items() if n}
 
 
-def _stats(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, traced: bool) -> StatsRecord:
+def _stats(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, traced: bool) -> Found:
     def column(name: str) -> np.ndarray:
         out = np.zeros(shape.P, np.int32 if name.startswith("n") else np.float64)
         out[at] = found[name].to_numpy()
         return out
 
-    return StatsRecord(head, GroupStats(**{f.name: column(f.name) for f in dataclasses.fields(GroupStats)}))
+    return StatsRecord(head, GroupStats(**{f.name: column(f.name) for f in dataclasses.fields(GroupStats)})), {}
 
 
-def _capability(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, traced: bool) -> CapabilityRecord:
-    return CapabilityRecord(head, np.array(found["window"][0].as_py(), np.float32))
+def _capability(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, traced: bool) -> Found:
+    return CapabilityRecord(head, np.array(found["window"][0].as_py(), np.float32)), {}
 
 
 # Topics that can be replayed. What a teacher or a vote said of texts that are not there again says nothing.

@@ -8,7 +8,7 @@ import ml_collections
 import pytest
 
 from mutualrl.command_line import read_command_line
-from mutualrl.config import ConfigError, add_policy, base_config, read
+from mutualrl.config import ConfigError, add_policy, base_config, read, transfer_options, use_transfer
 
 
 def two_policies(**settings):
@@ -59,7 +59,17 @@ def test_bad_settings_of_a_policy(change, says):
     [
         ("steps", 0, "steps=0: must be at least 1"),
         ("label", "oracle", "label='oracle': allowed are verifier"),
-        ("transfer", "magic", "transfer='magic': allowed are none"),
+        ("transfer.name", "magic", "transfer.name='magic': allowed are ampo, distill, graft, hacpo, luffy, none, prp"),
+        ("transfer.sgt.nll_coef", -0.1, None),  # options of a regime that is not used do not matter
+        ("exchange.topology", "tree", "exchange.topology='tree': allowed are all_to_all, ring, pairs, star, explicit"),
+        ("exchange.topology", "explicit", "exchange.edges=(): the explicit topology needs some"),
+        ("exchange.overlong", "cut", "exchange.overlong='cut': allowed are drop, truncate"),
+        ("exchange.deadline_s", 0.0, "exchange.deadline_s=0.0: must be above 0"),
+        ("exchange.max_staleness", -1, "exchange.max_staleness=-1: must be at least 0"),
+        ("exchange.logs", {"a": {"folder": "x", "policy": "a"}}, "exchange.logs.a: must be a name of its own"),
+        ("exchange.logs", {"z": {"folder": "x"}}, "exchange.logs.z={'folder': 'x'}: must be a dict with folder and"),
+        ("exchange.lag", 1, "exchange.lag: no such setting; allowed are"),
+        ("policy.frozen", True, "policies: all are frozen"),
         ("grader", "vibes", "grader='vibes': allowed are"),
         ("plan", "parallel", "plan='parallel': allowed are auto, static, time_slice"),
         ("data", ml_collections.ConfigDict({"name": "nowhere"}), "data.name='nowhere': allowed are"),
@@ -74,11 +84,43 @@ def test_bad_settings_of_a_policy(change, says):
 )
 def test_bad_settings_of_a_run(path, value, says):
     config = two_policies()
+    *where, key = path.split(".")
+    target = config
+    for part in where:
+        target = target[part]
     with config.unlocked():
-        config[path] = value
+        target[key] = value
+    if says is None:
+        read(config)
+        return
     with pytest.raises(ConfigError) as error:
         read(config)
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_the_regime_and_its_options():
+    config = two_policies()
+    assert read(config).transfer == {"name": "none"}
+    use_transfer(config, "sgt", nll_coef=0.2)
+    run = read(config)
+    assert run.transfer["name"] == "sgt" and run.transfer["nll_coef"] == 0.2 and transfer_options(run).nll_coef == 0.2
+    config.transfer.sgt.nll_coef = -1.0
+    with pytest.raises(ConfigError, match="transfer.sgt.nll_coef=-1: must be at least 0"):
+        read(config)
+    with pytest.raises(ConfigError, match="transfer.sgt.lambda_: no such setting; allowed are length_norm"):
+        use_transfer(config, "sgt", lambda_=1)
+    with pytest.raises(ConfigError, match="transfer.sgt.nll_coef='x': must be of type float"):
+        use_transfer(config, "sgt", nll_coef="x")
+
+
+def test_a_regime_published_with_an_objective_sets_it():
+    config = two_policies()
+    use_transfer(config, "hacpo")
+    assert config.policy.ratio_level == "sequence" and config.policies.b.clip_high == 4e-4
+    read(config)
+    config.transfer.name = "luffy"
+    with pytest.raises(ConfigError, match="policies.a.estimator='grpo'"):
+        read(config)
 
 
 def test_policies_have_string_names_and_known_settings():

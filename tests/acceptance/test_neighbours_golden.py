@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mutualrl import assembly, batches, experience, losses, types
+from mutualrl.exchange import Exchange
 from mutualrl.losses import LossSettings
 from mutualrl.settings import PolicyConfig
 from mutualrl.transfer import ampo, distill, graft, hacpo, luffy
@@ -175,10 +176,14 @@ def hacpo_cross(x, expected, near):
 
 
 def hacpo_capability_window(x, expected, near):
+    """Rates of completed steps, as the exchange keeps them and as they are sent."""
     assert experience.WINDOW == x["window"]
-    sent = experience.capability_record(None, x["positive_rates"]).window
-    assert np.nanmean(sent) == near(expected["capability"])
-    assert np.isnan(experience.capability_record(None, x["positive_rates"][:2]).window).sum() == x["window"] - 2
+    kept = std_types.SimpleNamespace(rates={"a": []})
+    for rate in x["positive_rates"]:
+        Exchange.note_rewards(kept, "a", np.arange(10).reshape(2, 5) < 10 * rate - 0.5)
+    assert np.mean(kept.rates["a"]) == near(expected["capability"])
+    for rates in (kept.rates["a"], x["positive_rates"]):
+        assert np.nanmean(experience.capability_record(None, rates).window) == near(expected["capability"])
 
 
 def hacpo_ratio_convention(x, expected, near):

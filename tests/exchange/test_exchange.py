@@ -148,7 +148,9 @@ def test_several_topics_in_one_round():
 # Staleness
 
 
-@pytest.mark.parametrize("max_staleness,step,kept", [(0, 3, True), (0, 4, False), (2, 5, True), (2, 6, False), (2, 2, False)])
+@pytest.mark.parametrize(
+    "max_staleness,step,kept", [(0, 3, True), (0, 4, False), (2, 5, True), (2, 6, False), (2, 2, False)]
+)
 def test_old_records_of_policies_in_training_are_dropped(max_staleness, step, kept):
     e = exchange(max_staleness=max_staleness)
     found = heard_by(e, "a", [made("a", step=step), made("b", step=3)], step=step)

@@ -106,7 +106,12 @@ def test_only_float32_log_probs_are_sent(kind, field):
     spans = dataclasses.replace(spans, **{field: getattr(spans, field).astype(kind)})
     for make in (
         lambda: experience.rollout_record(
-            head(), rollouts("a", TEXTS), spans, np.zeros((3, 4), np.int8), Verdicts(REWARD, SUCCESS), SHAPE,
+            head(),
+            rollouts("a", TEXTS),
+            spans,
+            np.zeros((3, 4), np.int8),
+            Verdicts(REWARD, SUCCESS),
+            SHAPE,
             with_trace=True,
         ),  # fmt: skip
         lambda: experience.teacher_record(head("b"), "a", spans, SHAPE),
@@ -151,7 +156,9 @@ def test_a_capability_window_is_the_newest_steps_oldest_first():
 
 
 def test_votes_are_buckets_in_the_order_seen():
-    v = experience.vote_record(head(), (("4", "7", "7", None), ("", None, None, None), ("a", "b", "toolong", "b")), SHAPE)
+    v = experience.vote_record(
+        head(), (("4", "7", "7", None), ("", None, None, None), ("a", "b", "toolong", "b")), SHAPE
+    )
     bucket = lambda p, b: bytes(v.answer[p, b, : v.answer_bytes[p, b]]).decode()
     assert [bucket(0, 0), bucket(0, 1)] == ["4", "7"] and v.answer_bytes[0].tolist() == [1, 1, -1, -1]
     assert v.count.tolist() == [[1, 2, 0, 0], [0] * 4, [1, 2, 0, 0]]
