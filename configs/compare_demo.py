@@ -1,8 +1,8 @@
 """Ten ways to learn, compared on the demo's two policies: three seeds each, within an hour on two CPU cores.
 
 GRPO alone with 8 and 16 rollouts a problem, the ways to learn from a live peer, and the controls for the claim that it
-is the peer's learning that helps: the peer frozen at its start, its stored log, and plain imitation of the very rows
-that SGT trained on.
+is learning from each other that helps: the peer frozen at its start; the log of a peer that learns, but never heard
+this learner; and plain imitation of the very rows that SGT trained on.
 """
 
 import runpy
@@ -10,18 +10,24 @@ from pathlib import Path
 
 from mutualrl.arms import comparison
 
-# Rows that another run published, heard from its log: the log of each policy is named after it.
-LOGS = {name: {"folder": "{sgt}/exchange.log", "policy": name} for name in ("llama", "qwen")}
-FROM_LOGS = {
-    "exchange.topology": "explicit",
-    "exchange.edges": ("qwen_log->llama", "llama_log->qwen"),
-}
+HEARD_BY = {"llama": "qwen", "qwen": "llama"}
 
 
-def logs(**more):
-    """Settings of both logs; `more` by the learner that hears each."""
-    heard_by = {"llama": "qwen", "qwen": "llama"}
-    return {f"{name}_log": {**LOGS[name], **{k: heard_by[name] if v else "" for k, v in more.items()}} for name in LOGS}
+def logs(arm, used=False):
+    """Settings with which each policy hears what the other published in the same seed's run of `arm`, in the log that
+    is named after it; `used`: only the rows that it trained on itself in that run."""
+    return {
+        "exchange.logs": {
+            f"{name}_log": {
+                "folder": f"{{{arm}}}/exchange.log",
+                "policy": name,
+                "used_by": HEARD_BY[name] if used else "",
+            }
+            for name in HEARD_BY
+        },
+        "exchange.topology": "explicit",
+        "exchange.edges": ("qwen_log->llama", "llama_log->qwen"),
+    }
 
 
 def get_config():
@@ -43,13 +49,15 @@ def get_config():
         "sgt": {"transfer.name": "sgt", "exchange.log": True},  # the log is for the arms below
         "sgt_frozen": {
             "transfer.name": "sgt",
+            "exchange.log": True,
             "policies.llama_start": {"like": "llama", "frozen": True},
             "policies.qwen_start": {"like": "qwen", "frozen": True},
             "exchange.topology": "explicit",
             "exchange.edges": ("qwen_start->llama", "llama_start->qwen"),
         },
-        "sgt_log": {"transfer.name": "sgt", "exchange.logs": logs(), **FROM_LOGS},
-        "sft": {"transfer.name": "sft", "exchange.logs": logs(used_by=True), **FROM_LOGS},
+        # The log of `sgt` itself would replay that run to the last bit: the seed is the same, and so is what is heard.
+        "sgt_log": {"transfer.name": "sgt", **logs("sgt_frozen")},
+        "sft": {"transfer.name": "sft", **logs("sgt", used=True)},
     }
     return comparison(
         base,

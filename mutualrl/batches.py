@@ -33,15 +33,19 @@ def received_rows(rollouts: Rollouts, received: Received, use: np.ndarray) -> Ba
       use: bool[P, K], usable rows only.
 
     Returns:
-      rows in the order of `np.nonzero(use)`. `seq_denom` and `seq_norm` stay those of an own row.
+      rows in the order of `np.nonzero(use)`. `seq_denom` and `seq_norm` stay those of an own row; `source_logp` and
+      `source_tokens` are NaN where the row was cut on retokenisation, since the source's are of the whole text.
     """
     problem, k = np.nonzero(use)
     rows = completions(rollouts, problem, received.tokens[use], received.mask[use])
     rows.surr_mask[:] = received.surr_mask[use]
     rows.source[:], rows.sample[:] = received.source[k], received.sample[k]
-    traced = received.trace.valid[use]
-    rows.source_logp[:] = np.where(traced, received.trace.total[use], np.nan)
-    rows.source_tokens[:] = np.where(traced, received.trace.tokens[use], np.nan)
+    trace = received.trace
+    all_text = received.ends[use][:, -1] == trace.text_bytes[use]
+    stop = rows.mask.sum(-1) > received.n[use]
+    traced = trace.valid[use] & all_text & (stop | np.isnan(trace.eos_logp[use]))
+    rows.source_logp[:] = np.where(traced, trace.total[use], np.nan)
+    rows.source_tokens[:] = np.where(traced, trace.tokens[use], np.nan)
     return rows
 
 

@@ -7,7 +7,9 @@ The config file's `get_config()` returns a ConfigDict (made with `mutualrl.arms.
     base       a run, as `mutualrl.train` takes it; `--config.base.steps=50` works from the command line
     arms       name -> {dotted setting of the run: value}: what this arm does differently, and nothing else
     seeds      each arm is run with each of them; same seed: same models, problems and order in every arm
-    jobs       runs at a time, each a process of its own; on Linux they share the cores evenly
+    jobs       runs at a time, each a process of its own; on Linux they share the cores evenly. On a CPU tiny models
+               gain little from a second core: with one core each, two runs take not much longer than one with two. On
+               accelerators leave it at 1: a process claims most of their memory
     baseline   the arm to which all others are compared
     contrasts  further comparisons, 'arm/against'
 
@@ -86,28 +88,25 @@ def run_everything(compared: Comparison, argv: Sequence[str]) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
     options = {"slots": compared.jobs, "env": {**cache, **os.environ}}
-    failed: dict[str, str] = {}
-    if seeds := sorted({r.seed for r in todo if r.run.warmup}):
-        made = [
-            Job(f"{MODELS}/{s}", tuple(command(f"{MODELS}/{s}")), compared.workdir / MODELS / str(s)) for s in seeds
-        ]
-        failed = run_jobs(made, title="Warm-ups", **options)
+    seeds = sorted({r.seed for r in todo if r.run.warmup})
+    made = [Job(n, tuple(command(n)), compared.workdir / n) for n in (f"{MODELS}/{s}" for s in seeds)]
+    failed = run_jobs(made, title="Warm-ups", **options) if made else {}
     jobs = [
         Job(
             r.name,
             tuple(command(r.name)),
             r.folder,
-            needs=tuple(f"{a}/{r.seed}" for a in r.needs),
+            needs=(*(f"{a}/{r.seed}" for a in r.needs), *((f"{MODELS}/{r.seed}",) if r.run.warmup else ())),
             steps=r.run.steps,
             weight=r.rollouts_per_step,
             result="summary.json",
         )
         for r in todo
-        if f"{MODELS}/{r.seed}" not in failed
     ]
+    done = finished | {j.name for j in made if j.name not in failed}
     if finished:
         print(f"{len(finished)} of {len(compared.runs)} runs are finished already", file=sys.stderr)
-    return failed | run_jobs(jobs, title=f"{len(jobs)} runs, rollouts", done=finished, **options)
+    return failed | run_jobs(jobs, title=f"{len(jobs)} runs, rollouts", done=done, **options)
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Comparison, str]:
@@ -168,7 +167,7 @@ def main() -> None:
     for name, reason in failed.items():
         print(f"\n{name} failed: {reason}", file=sys.stderr)
     if failed:
-        sys.exit(f"\n{len(failed)} of {len(compared.runs)} runs failed; the same command tries them again")
+        sys.exit("\nsomething failed; the same command tries it again")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def evaluate(
 
     Returns:
       {policy: {accuracy (pass@1 over all samples), interval, n, kinds: {kind: the same three}, pass@k, maj,
-      generated tokens}, and `ensemble_maj` under every policy}; all in [0, 1].
+      generated tokens, and `ensemble_maj` under every policy; all in [0, 1]. `right`: right samples of each problem, -1
+      where it could not be judged}}.
 
     Raises:
       ValueError: no problem can be judged.
@@ -138,6 +139,7 @@ def evaluate(
             results[name]["ensemble_maj"] = ensemble
     for name, n in tokens.items():
         results[name]["generated"] = n
+        results[name]["right"] = np.where(judged, np.nan_to_num(correct[name]).sum(1), -1).astype(int).tolist()
     return results
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mutualrl import experience, wire
-from mutualrl.exchange_log import LogReader, LogWriter, occurrences
+from mutualrl.exchange_log import REPLAYED, LogReader, LogWriter, occurrences
 from mutualrl.experience import Record, StatsRecord, WireShape
 from mutualrl.settings import RunConfig
 from mutualrl.sources import LIVE, LOG, Source, edges, sources
@@ -54,7 +54,8 @@ class Exchange:
     Attributes:
       shape: sizes on the wire.
       causes: what was dropped or missing over the run, by `<source>/<cause>`: `absent` (no record in time), `stale`,
-        `overflow` (rows that do not fit the wire) and the causes of `wire.from_wire` and `wire.validate`.
+        `policy` (a record in another's name, or in another slot than its own), `overflow`, `trace` (rows of a log, see
+        `LogReader.record`) and the causes of `wire.from_wire` and `wire.validate`.
       bytes_sent: by source: texts, six bytes for each token with a log-prob, and a row's numbers.
       rates: by policy, the share of its rewards above 0 in each of its last completed steps.
       log: the LogWriter, or None.
@@ -121,8 +122,8 @@ class Exchange:
         for name in slots:
             for source, record in self._round(name, step).items():
                 records[source][name] = _in_order(record, problems)
-            for source, log in self._logs.items():
-                topic = name.partition("/")[0]
+            topic = name.partition("/")[0]
+            for source, log in self._logs.items() if topic in REPLAYED else ():
                 record, missing = log.record(topic, step, problems, self.shape, self._traced)
                 self.causes.update({f"{source}/{cause}": n for cause, n in missing.items()})
                 if record is not None:
@@ -149,7 +150,7 @@ class Exchange:
             self.causes[f"{source.name}/absent"] += 1
             return None
         record, cause = wire.from_wire(name.partition("/")[0], sent, self.shape, self._traced)
-        if record is not None and record.header.policy != source.name:
+        if record is not None and (record.header.policy != source.name or slot(record) != name):
             cause = "policy"
         elif record is not None and source.kind == LIVE:
             oldest = step if name == "vote" else step - self._settings.max_staleness
@@ -174,7 +175,8 @@ class Exchange:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to hold, as JSON."""
-        return {"causes": dict(self.causes), "bytes_sent": dict(self.bytes_sent), "rates": self.rates}
+        rates = {name: list(rates) for name, rates in self.rates.items()}
+        return {"causes": dict(self.causes), "bytes_sent": dict(self.bytes_sent), "rates": rates}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up the `state` of an earlier try."""
@@ -190,13 +192,19 @@ def slot(record: Record) -> str:
 
 
 def _payload(record: Record) -> int:
-    """Bytes of a record that say something: texts, answers, six for each token with a log-prob, numbers of its rows."""
+    """Bytes of a record that say something: texts, answers, six for each token with a log-prob, numbers of its rows.
+    Rows that are not valid say nothing."""
     body = record.stats if isinstance(record, StatsRecord) else record
-    arrays = {f.name: getattr(body, f.name) for f in dataclasses.fields(body) if f.name != "header"}
-    padded = ("text", "answer", "token_bytes", "token_logp")
-    total = sum(np.asarray(x).nbytes for name, x in arrays.items() if x is not None and name not in padded)
+    arrays = {
+        f.name: x for f in dataclasses.fields(body) if f.name != "header" and (x := getattr(body, f.name)) is not None
+    }
+    if "valid" in arrays:
+        rows = arrays["valid"]
+        arrays = {name: x[rows] if np.shape(x)[:2] == rows.shape else x for name, x in arrays.items()}
+    padded = ("text", "answer", "token_bytes", "token_logp", "learner")
+    total = sum(np.asarray(x).nbytes for name, x in arrays.items() if name not in padded)
     total += sum(int(np.maximum(arrays[f"{x}_bytes"], 0).sum()) for x in ("text", "answer") if x in arrays)
-    return total + (6 * int(arrays["n"].sum()) if arrays.get("token_bytes") is not None else 0)
+    return total + (6 * int(arrays["n"].sum()) if "token_bytes" in arrays else 0)
 
 
 def _in_order(record: Record, problems: Sequence[str]) -> Record:

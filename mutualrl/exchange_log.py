@@ -25,6 +25,7 @@ from mutualrl.settings import ConfigError, LogSource
 from mutualrl.types import Batch, GroupStats, Problem
 
 USED = "used"
+REPLAYED = ("rollout", "stats", "capability")  # what a teacher or a vote said of texts that are not there says nothing
 KEYS = ("run", "step", "problem", "occurrence", "policy", "version", "label_source", "schema")  # of every record
 SETTINGS = ("temperature", "top_p", "top_k", "renormalised")  # the same for all rows of a record
 
@@ -48,12 +49,14 @@ class LogWriter:
         Args:
           me: the learner's index. names: of all sources, by index. batches: of the step.
         """
+        keys = occurrences([x.id for x in problems])
         for update, batch in enumerate(batches):
             rows = np.flatnonzero((batch.source != me) & ((batch.surr_weight != 0) | (batch.nll_weight != 0)))
             if len(rows):
                 columns = {
                     "step": np.full(len(rows), step),
-                    "problem": [problems[g].id for g in batch.group[rows]],
+                    "problem": [keys[g][0] for g in batch.group[rows]],
+                    "occurrence": np.array([keys[g][1] for g in batch.group[rows]], np.int32),
                     "learner": [learner] * len(rows),
                     "source": [names[j] for j in batch.source[rows]],
                     "sample": batch.sample[rows],
@@ -67,6 +70,8 @@ class LogWriter:
         """Writes everything kept so far, which belongs to the steps before `step`."""
         for topic, tables in self._rows.items():
             whole = pa.concat_tables(tables, promote_options="default")
+            if not len(whole):
+                continue
             steps = whole["step"].to_numpy()
             folder = self.folder / topic
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,9 +112,9 @@ class LogReader:
             raise ConfigError(f"{field}.folder={source.folder!r}: no such folder; must be a run's exchange.log")
         self._tables: dict[str, pa.Table] = {}
         self._places: dict[str, dict[tuple[str, int], dict[int, list[int]]]] = {}
-        for topic in _RECORDS:
+        for topic in REPLAYED:
             self._open(topic)
-        needed = [t for t in topics if t in _RECORDS] or list(_RECORDS)[:1]
+        needed = [t for t in topics if t in REPLAYED] or ["rollout"]
         if missing := [t for t in needed if not self._places.get(t)]:
             raise ConfigError(
                 f"{field}.policy={source.policy!r}: {source.folder} has no {missing[0]} of it; "
@@ -127,13 +132,14 @@ class LogReader:
         parts = []
         for path in sorted((self._folder / topic).glob("part-*.parquet")):
             try:
-                part = pq.read_table(path, page_checksum_verification=True)
+                # Not partitioned: a folder above that is called x=1 would be read as a column.
+                part = pq.read_table(path, page_checksum_verification=True, partitioning=None)
                 if missing := set(columns) - set(part.column_names):
                     raise pa.ArrowInvalid(f"there is no column {min(missing)}")
                 parts.append(part)
             except (OSError, pa.ArrowException) as error:
                 self.damaged += 1
-                logging.warning("%s cannot be read and is passed over: %s", path, str(error).splitlines()[0])
+                logging.warning("%s cannot be read and is passed over: %s", path, str(error).partition("\n")[0])
         return pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None
 
     def _open(self, topic: str) -> None:
@@ -161,29 +167,29 @@ class LogReader:
 
     def _used_rows(self, learner: str) -> set[int]:
         """Rows of the rollouts that a policy trained on at the step they were published."""
-        used = self._read(USED, ("learner", "source", "step", "problem", "sample"))
-        if used is None:
+        columns = ("learner", "source", "step", "problem", "occurrence", "sample")
+        used = self._read(USED, columns)
+        if used is None or "rollout" not in self._places:
             return set()
-        rows = zip(*(used[c].to_pylist() for c in ("learner", "source", "step", "problem", "sample")))
         keys = {
-            (step, problem, sample)
-            for who, source, step, problem, sample in rows
+            ((problem, occurrence), step, sample)
+            for who, source, step, problem, occurrence, sample in zip(*(used[c].to_pylist() for c in columns))
             if (who, source) == (learner, self._policy)
         }
         samples = self._tables["rollout"]["sample"].to_pylist()
         return {
             row
-            for (problem, _), steps in self._places["rollout"].items()
+            for key, steps in self._places["rollout"].items()
             for step, found in steps.items()
             for row in found
-            if (step, problem, samples[row]) in keys
+            if (key, step, samples[row]) in keys
         }
 
     def record(
         self, topic: str, step: int, problems: Sequence[str], shape: WireShape, traced: bool
     ) -> tuple[Record | None, dict[str, int]]:
-        """What the policy published about the step's problems: at that step, or else at the nearest earlier one at which
-        it had the problem. Never from later steps. Only then are rollouts restricted to those used.
+        """What the policy published about the step's problems: at that step, or else at the nearest earlier one at
+        which it had the problem, never at a later one. Only then are rollouts restricted to those used.
 
         Returns:
           the record (problems that are not there are empty), or None where nothing is there; what is missing, by cause:
@@ -360,5 +366,4 @@ def _capability(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape,
     return CapabilityRecord(head, np.array(found["window"][0].as_py(), np.float32)), {}
 
 
-# Topics that can be replayed. What a teacher or a vote said of texts that are not there again says nothing.
-_RECORDS: Mapping[str, Any] = {"rollout": _rollouts, "stats": _stats, "capability": _capability}
+_RECORDS: Mapping[str, Any] = dict(zip(REPLAYED, (_rollouts, _stats, _capability)))

@@ -113,7 +113,7 @@ def of_peers(
         peer = (batch.source != me) & ((weights[0] != 0) | (weights[1] != 0))
         used[batch.group[peer]] = True
         rows, tokens = rows + int(peer.sum()), tokens + int(batch.mask[peer].sum())
-        ratio = peer & (batch.surr_weight != 0) & np.isfinite(batch.source_logp)
+        ratio = peer & (batch.surr_weight != 0) & np.isfinite(batch.source_logp) & (batch.source_tokens > 0)
         n = np.maximum(batch.surr_mask.sum(-1), 1)[ratio]
         logs.append((update["row_logp"][ratio] - batch.source_logp[ratio]) / n)
         own_each.append(update["row_logp"][ratio] / n - batch.source_logp[ratio] / batch.source_tokens[ratio])

@@ -86,11 +86,7 @@ def run_jobs(
                     else:
                         failed[job.name] = f"exit status {status}:\n{tail(job.folder / 'log.txt')}"
                         bar.console.print(f"{job.name} failed with exit status {status}; the others go on")
-                bar.update(
-                    sum(progress(j, done, failed) for j in jobs),
-                    f"{len(done & {j.name for j in jobs})} of {len(jobs)} done, now "
-                    + (", ".join(j.name for j, _ in running.values()) or "none"),
-                )
+                bar.update(sum(progress(j, done, failed) for j in jobs), note(jobs, running, done))
                 if running:
                     time.sleep(POLL_S)
     finally:
@@ -109,6 +105,15 @@ def progress(job: Job, done: Collection[str], failed: Mapping[str, str]) -> int:
     if job.name in done or job.name in failed:
         return job.units
     return min(job.steps, last_step(job.folder / "metrics.jsonl")) * job.weight
+
+
+def note(jobs: Sequence[Job], running: Mapping[int, tuple[Job, subprocess.Popen]], done: Collection[str]) -> str:
+    """What goes on, in a few words. A job that does not count its steps says itself how far it is."""
+    now = []
+    for job, _ in running.values():
+        said = "" if job.steps else tail(job.folder / "log.txt", lines=1)
+        now.append(f"{job.name} ({said})" if said else job.name)
+    return f"{sum(j.name in done for j in jobs)} of {len(jobs)} done" + (f", now {'; '.join(now)}" if now else "")
 
 
 def start_process(job: Job, share: Collection[int], env: Mapping[str, str] | None = None) -> subprocess.Popen:
@@ -163,9 +168,9 @@ def last_step(path: Path) -> int:
     return 0
 
 
-def tail(path: Path) -> str:
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
     """The last lines of a log."""
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from mutualrl import batches, experience, metrics, sources, types
 from mutualrl.assembly import Material
 from mutualrl.config import regime, transfer_options
 from mutualrl.exchange import Exchange, Heard
+from mutualrl.experience import TeacherRecord
 from mutualrl.policy import Policy
 from mutualrl.received import receive
 from mutualrl.rewards.workers import GraderPool
@@ -27,7 +29,8 @@ class Sharing:
     Attributes:
       topics: what the regime has policies send; empty where nothing is exchanged.
       names: of all sources, by index.
-      rescued: per learner, the problems that a received row was trained on at their last visit.
+      rescued: per learner, the problems whose own rollouts all failed at their last visit and that a received row was
+        trained on then.
       causes: rows dropped over the run, by `<source or learner>/<stage>/<cause>`: `text` on the way from tokens to
         bytes, `wire` for want of room, `roundtrip` on the way to the learner's tokens.
     """
@@ -184,11 +187,13 @@ class Sharing:
             for name, logp in scores.of(rows).items():
                 head = experience.header(self.exchange.run_id, rollouts[name], self.run.label)
                 scored = _scored(text, again[name], logp, own.finish == types.STOP)
-                self.exchange.publish(experience.teacher_record(head, learner, scored, shape))
+                record = experience.teacher_record(head, learner, scored, shape)
+                self._count(name, "wire", {"overflow": int(scored.valid.sum() - record.valid.sum())})
+                self.exchange.publish(record)
             slot = f"teacher_score/{learner}"
             heard = self.exchange.gather(step, [slot], [x.id for x in own.problems])
             found = [records[slot] for _, records in heard.of(learner) if slot in records]
-            out[learner] = tuple(experience.spans_of(record, _widened(text.text, shape.U)) for record in found)
+            out[learner] = tuple(_over(text, record) for record in found)
         return out
 
     # After the updates
@@ -198,8 +203,8 @@ class Sharing:
     ) -> dict[str, float]:
         """Metrics of what a policy made of its peers' records in a step; keeps what the log and later visits need.
 
-        Beside `metrics.of_peers`: `rescue/stuck`, the share of the problems that a received row was trained on at their
-        last visit and whose own rollouts all fail again.
+        Beside `metrics.of_peers`: `rescue/stuck`, of the problems that were `rescued` at their last visit the share
+        whose own rollouts all fail again.
         """
         if not self.edges[p.name] or not self.topics:
             return {}
@@ -211,8 +216,8 @@ class Sharing:
         used = np.zeros(len(failed), bool)
         for b in trained:
             used[b.group[(b.source != p.index) & ((b.surr_weight != 0) | (b.nll_weight != 0))]] = True
-        visited = {x.id for x in m.own.problems}
-        self.rescued[p.name] = (self.rescued[p.name] - visited) | {x.id for x, u in zip(m.own.problems, used) if u}
+        visited, now = ({x.id for x, y in zip(m.own.problems, which) if y} for which in (used | True, used & failed))
+        self.rescued[p.name] = (self.rescued[p.name] - visited) | now
         if self.exchange.log:
             self.exchange.log.add_used(step, p.name, p.index, self.names, m.own.problems, trained)
         return found
@@ -273,5 +278,10 @@ def _scored(text: Trace, again: bridge.Retokenised, logp: np.ndarray, stopped: n
     )
 
 
-def _widened(text: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(text, ((0, 0), (0, 0), (0, max(0, width - text.shape[2]))))[:, :, :width]
+def _over(text: Trace, record: TeacherRecord) -> Trace:
+    """A teacher's scores over a learner's own texts [P, G]; not valid where they are of other texts."""
+    p, g = text.valid.shape
+    spans = experience.spans_of(record, text.text)
+    scored = Trace(**{f.name: getattr(spans, f.name)[:p, :g] for f in dataclasses.fields(Trace)})
+    same = (scored.text_bytes == text.text_bytes) & (np.isfinite(scored.eos_logp) == np.isfinite(text.eos_logp))
+    return dataclasses.replace(scored, valid=scored.valid & text.valid & same)

@@ -93,7 +93,8 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
 
     Args:
       run: the settings, from `mutualrl.config.read`.
-      workdir: folder of checkpoints, metrics.jsonl, tensorboard/, config.json and summary.json.
+      workdir: folder of checkpoints, metrics.jsonl, tensorboard/, config.json, held_out.json and summary.json, and of
+        exchange.log where that is on.
 
     Returns:
       the contents of summary.json.
@@ -163,6 +164,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
                         batch=max(1, step_rollouts // run.eval_samples),
                         advance=bar.update,
                     )
+                note_held_out(workdir, step, held_out, run.eval_samples, found)
                 progress["evaluations"][str(step)] = found
                 writer.write(step, {f"{name}/held_out/accuracy": r["accuracy"] for name, r in found.items()})
 
@@ -173,7 +175,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
                 exchange.log.flush(step)
             checkpoints.save(step, {**progress, "stream": stream.state()})
 
-        check_grader(grader, [*problems, *held_out])
+        check_grader(grader, run.grader, [*problems, *held_out])
         if first_step == 0:
             assess(0, "Evaluating before training")
         with report.Progress("Training", run.steps, done=first_step) as bar:
@@ -214,15 +216,13 @@ def prepare(run: RunConfig) -> tuple[list[Problem], list[Problem], dict[str, Ope
     return problems, held_out, opened, dropped
 
 
-def check_grader(grader: GraderPool, problems: Sequence[Problem]) -> None:
+def check_grader(grader: GraderPool, name: str, problems: Sequence[Problem]) -> None:
     """Warns if the grader does not accept gold answers as replies; tried on up to 200 problems."""
     tried = np.random.default_rng(0).permutation(len(problems))[:200]
     failed = self_check(grader, [problems[i] for i in tried])
     if failed:
-        names = ", ".join(x.id for x in failed[:5])
-        logging.warning(
-            "grader %s fails the gold answers of %d of %d problems: %s", grader.name, len(failed), len(tried), names
-        )
+        some = ", ".join(x.id for x in failed[:5])
+        logging.warning("grader %s fails the gold answers of %d of %d problems: %s", name, len(failed), len(tried), some)
 
 
 def check_same_run(record: Mapping[str, Any], now: Mapping[str, Any], run: RunConfig, workdir: Path) -> None:
@@ -262,6 +262,24 @@ def note_config(run: RunConfig, workdir: Path) -> None:
     if changed := _differences(before, now):
         logging.warning("%s was begun with other settings: %s", workdir, "; ".join(changed))
     replace_text(path, json.dumps(now, indent=1) + "\n")
+
+
+def note_held_out(
+    workdir: Path, step: int, problems: Sequence[Problem], samples: int, found: Mapping[str, dict[str, Any]]
+) -> None:
+    """Moves the right samples of every problem from an evaluation's results to held_out.json:
+
+        {"problems": [id], "kinds": [kind of each], "samples": n, "steps": {step: {policy: [right samples of each]}}}
+    """
+    path = workdir / "held_out.json"
+    here = {"problems": [x.id for x in problems], "kinds": [x.kind for x in problems], "samples": samples}
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        before = {}
+    steps = before.get("steps", {}) if all(before.get(k) == v for k, v in here.items()) else {}
+    steps[str(step)] = {name: result.pop("right") for name, result in found.items()}
+    replace_text(path, json.dumps({**here, "steps": steps}) + "\n")
 
 
 def _differences(a: Any, b: Any, where: str = "") -> list[str]:

@@ -120,12 +120,13 @@ def to_wire(record: Record, shape: WireShape) -> Wire:
 
 def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace: bool) -> tuple[Record | None, str]:
     """The record of a wire form, or None and why not: `schema` (another version) or `shape` (arrays that are not those
-    of `layout`, names that are no UTF-8)."""
+    of `layout`, names that are no UTF-8). Booleans are true where their byte is not 0."""
     schema = wire.get(_HEAD + "schema")
     if isinstance(schema, (np.ndarray, np.generic)) and schema.shape == () and schema.dtype.kind in "iu":
         if int(schema) != SCHEMA:
             return None, "schema"
-    for name, (size, kind) in layout(topic, shape, with_trace).items():
+    expected = layout(topic, shape, with_trace)
+    for name, (size, kind) in expected.items():
         x = wire.get(name)
         if not isinstance(x, (np.ndarray, np.generic)) or np.shape(x) != size or x.dtype != kind:
             return None, "shape"
@@ -141,9 +142,11 @@ def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace:
             label_source=_unpacked(wire[_HEAD + "label_source"]),
             problems=tuple(_unpacked(x) for x in wire[_HEAD + "problems"][:count]),
         )
+        if topic == "teacher_score":
+            _unpacked(wire["learner"])
     except UnicodeDecodeError:
         return None, "shape"
-    body = {k: v for k, v in wire.items() if k in layout(topic, shape, with_trace) and not k.startswith(_HEAD)}
+    body = {k: _clean(wire[k]) for k in expected if not k.startswith(_HEAD)}
     if topic == "stats":
         return StatsRecord(head, GroupStats(**body)), ""
     return KINDS[topic](head, **body), ""
@@ -156,7 +159,7 @@ def validate(record: Record, largest_group: int | None = None) -> tuple[Record, 
     exist; `reward` not finite; `utf8` the text is no UTF-8; and with log-probs `renormalised` they are over a filtered
     vocabulary; `lengths` the tokens' bytes are not the text's; `logp` not finite, above 0, or not those that add up to
     `logp_sum`. Of a TeacherRecord `lengths` and `logp`. Groups of a StatsRecord and a VoteRecord, and a whole
-    CapabilityRecord: `range`.
+    CapabilityRecord: `range`; so too what is said of problems that the header does not name.
 
     Args:
       largest_group: rollouts that a group of the run can have, where that is known.
@@ -175,7 +178,6 @@ def validate(record: Record, largest_group: int | None = None) -> tuple[Record, 
 
 def _check_rollouts(r: RolloutRecord, causes: collections.Counter) -> RolloutRecord:
     p, g, u = r.text.shape
-    problems = np.arange(p)[:, None] < len(r.header.problems)
     bad_range = (
         ~np.isin(r.finish, (types.STOP, types.LENGTH, types.STOP_TEXT))
         | ~np.isin(r.success, (-1, 0, 1))
@@ -183,8 +185,10 @@ def _check_rollouts(r: RolloutRecord, causes: collections.Counter) -> RolloutRec
         | (r.text_bytes > u)
         | (r.answer_bytes < -1)
         | (r.answer_bytes > r.answer.shape[2])
-        | ~problems
+        | ~_named(r, p)[:, None]
     )
+    if r.token_bytes is None:
+        bad_range |= (r.n < 0) | (r.n > r.text_bytes)
     valid = r.valid & ~_count(causes, "range", r.valid & bad_range)
     valid &= ~_count(causes, "reward", valid & ~np.isfinite(r.reward))
     broken = np.zeros_like(valid)
@@ -206,7 +210,8 @@ def _check_rollouts(r: RolloutRecord, causes: collections.Counter) -> RolloutRec
 
 def _check_teacher(r: TeacherRecord, causes: collections.Counter) -> TeacherRecord:
     wrong, odd = _tokens_wrong(r)
-    valid = r.valid & ~_count(causes, "lengths", r.valid & wrong)
+    valid = r.valid & ~_count(causes, "range", r.valid & ~_named(r, len(r.valid))[:, None])
+    valid &= ~_count(causes, "lengths", valid & wrong)
     valid &= ~_count(causes, "logp", valid & odd)
     return dataclasses.replace(r, valid=valid)
 
@@ -243,6 +248,7 @@ def _check_stats(r: StatsRecord, causes: collections.Counter, largest_group: int
             & (mean <= s.max + slack)
             & (mean**2 - slack <= square)
             & (square <= largest + slack)
+            & np.where(s.n > 0, _named(r, len(s.n)), (s.sum == 0) & (s.sumsq == 0))
         )
     _count(causes, "range", ~right)
     kept = {f.name: np.where(right, getattr(s, f.name), 0) for f in dataclasses.fields(GroupStats)}
@@ -269,15 +275,21 @@ def _check_votes(r: VoteRecord, causes: collections.Counter) -> VoteRecord:
         | ((r.answer_bytes > 0) != there).any(1)
         | (r.answer_bytes > r.answer.shape[2]).any(1)
         | (there & ((r.first < 0) | (r.first >= r.n[:, None]))).any(1)
+        | ((r.n != 0) & ~_named(r, len(r.n)))
     )
     for p, b in np.argwhere(there & ~wrong[:, None]):
         wrong[p] |= not _is_utf8(r.answer[p, b, : r.answer_bytes[p, b]])
     _count(causes, "range", wrong)
-    none = {"winner": -1, "answer_bytes": -1, "count": 0, "parseable": 0}
+    none = {"winner": -1, "answer_bytes": -1, "count": 0, "parseable": 0, "n": 0}
     arrays = {name: np.array(getattr(r, name)) for name in none}
     for name, x in arrays.items():
         x[wrong] = none[name]
     return dataclasses.replace(r, **arrays)
+
+
+def _named(r: Record, problems: int) -> np.ndarray:
+    """bool[P] the header names the problem."""
+    return np.arange(problems) < len(r.header.problems)
 
 
 def _count(causes: collections.Counter, cause: str, where: np.ndarray) -> np.ndarray:
@@ -292,6 +304,11 @@ def _is_utf8(raw: np.ndarray) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _clean(x: np.ndarray | np.generic) -> np.ndarray | np.generic:
+    # A boolean that is neither 0 nor 1 can come through a buffer; numpy's operators disagree on it.
+    return np.asarray(x).view(np.uint8) != 0 if x.dtype == np.bool_ else x
 
 
 def _packed(text: str) -> np.ndarray:

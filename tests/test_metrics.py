@@ -1,5 +1,6 @@
 """Step metrics: what is counted, what is left out, and the lines on disk."""
 
+import dataclasses
 import json
 import math
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from mutualrl import metrics, types
-from mutualrl.types import Rollouts, Verdicts
+from mutualrl.assembly import no_peers
+from mutualrl.types import Batch, Rollouts, Verdicts
 
 
 def rollouts(lengths, finish, t=8):
@@ -61,6 +63,78 @@ def test_of_updates_divides_sums_by_counts_of_the_whole_step():
     assert m["entropy"] == pytest.approx(0.1) and m["clip/low"] == pytest.approx(0.25)
     assert m["mismatch/max_abs"] == 0.3 and m["loss"] == 2.0 and m["skipped_updates"] == 1.0
     assert "kl/ref" not in m  # no token has a KL
+
+
+def peer_batch(rows):
+    """A batch of rows (source, group, tokens, surrogate tokens, surr_weight, nll_weight, source_logp, source_tokens)."""
+    source, group, n, surr, w, nll, logp, count = (np.array(x) for x in zip(*rows))
+    values = dict.fromkeys((f.name for f in dataclasses.fields(Batch)))
+    values |= dict(
+        source=source, group=group, mask=np.arange(6) < n[:, None], surr_mask=np.arange(6) < surr[:, None],
+        surr_weight=w, nll_weight=nll, source_logp=logp.astype(np.float32), source_tokens=count.astype(np.float32),
+    )  # fmt: skip
+    return Batch(**values)
+
+
+# Five problems: the first, second and fourth have no own success, the last has none that is known of.
+SOLVED = Verdicts(np.zeros((5, 2)), np.array([[0, 0], [0, 0], [1, 0], [0, -1], [-1, 1]], np.int8))
+
+
+def heard(success, heard=None):
+    r = no_peers(5, 6)
+    success = np.array(success, np.int8)
+    return dataclasses.replace(r, success=success, heard=np.ones_like(success, bool) if heard is None else heard)
+
+
+def test_of_peers_against_numbers_worked_out_by_hand():
+    """Ratios w = 1, 1, 2 of methods 6.2: effective sample size 2.666667 of 3."""
+    nan = np.nan
+    first = peer_batch(
+        [
+            (0, 0, 4, 4, 0.5, 0.0, nan, nan),  # own
+            (1, 1, 2, 2, 0.5, 0.0, -3.0, 3),  # w = exp((-3 - -3)/2) = 1
+            (2, 2, 4, 4, 0.1, 0.2, -2.0, 2),  # w = 1
+            (1, 0, 5, 5, 0.0, 0.0, -1.0, 1),  # without weight: not trained on
+        ]
+    )
+    second = peer_batch(
+        [
+            (1, 2, 6, 5, 0.3, 0.0, -8.0, 4),  # w = exp((-8 + 5 log 2 + 8)/5) = 2; an end of turn without a ratio
+            (2, 4, 3, 3, 0.0, 0.7, -5.0, 5),  # certificate: no ratio
+            (1, 4, 3, 3, 0.4, 0.0, nan, nan),  # no log-prob was sent, or the row was cut
+        ]
+    )
+    updates = [
+        {"row_logp": np.array([-9.0, -3.0, -2.0, -7.0])},
+        {"row_logp": np.array([-8 + 5 * math.log(2), -6.0, -1.5])},
+    ]
+    received = heard([[1, 0], [1, 0], [1, 1], [0, 0], [0, 0]], np.array([[1, 1], [0, 1], [1, 1], [1, 1], [1, 1]]) > 0)
+    m = metrics.of_peers(SOLVED, received, [first, second], updates, 0)
+    assert m["peer_rows"] == 5 and m["peer_tokens"] == 2 + 4 + 6 + 3 + 3
+    assert m["rescue/available"] == pytest.approx(1 / 3)  # of 0, 1 and 3; what 1 could have had was not heard
+    assert m["rescue/used"] == pytest.approx(1 / 3)  # only 1
+    assert m["ratio/ess_frac"] == pytest.approx(2.666667 / 3, abs=1e-6)
+    log2 = math.log(2)
+    assert m["ratio/log_mean"] == pytest.approx(log2 / 3) and m["kl_hat"] == pytest.approx(-log2 / 3)
+    assert m["ratio/log_std"] == pytest.approx(log2 * math.sqrt(2) / 3) and m["ratio/log_max"] == pytest.approx(log2)
+    own_each = [-3 / 2 + 3 / 3, -2 / 4 + 2 / 2, (-8 + 5 * log2) / 5 + 8 / 4]
+    assert m["ratio/own_each"] == pytest.approx(sum(own_each) / 3)
+    assert all(type(v) is float for v in m.values())
+
+
+def test_of_peers_where_nothing_came_or_nothing_was_wanted():
+    own = peer_batch([(1, 0, 4, 4, 0.5, 0.0, np.nan, np.nan)])
+    m = metrics.of_peers(SOLVED, no_peers(5, 6), [own], [{"row_logp": np.array([-1.0])}], 1)
+    assert m == {"peer_rows": 0, "peer_tokens": 0, "rescue/available": 0, "rescue/used": 0}
+    all_right = Verdicts(np.ones((5, 2)), np.ones((5, 2), np.int8))
+    assert "rescue/available" not in metrics.of_peers(all_right, heard(np.ones((5, 3))), [], [], 0)
+
+
+def test_of_peers_of_a_row_without_a_token_of_its_source():
+    """An empty text behind a stop text: no token on either side has a log-prob."""
+    rows = peer_batch([(1, 0, 1, 0, 0.5, 0.0, 0.0, 0), (1, 0, 2, 2, 0.5, 0.0, -1.0, 1)])
+    m = metrics.of_peers(SOLVED, heard(np.zeros((5, 2))), [rows], [{"row_logp": np.array([0.0, -1.0])}], 0)
+    assert m["ratio/own_each"] == 0.5 and m["ratio/log_mean"] == 0 and m["peer_rows"] == 2
 
 
 def test_masked_mean_and_effective_sample_size():

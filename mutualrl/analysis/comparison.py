@@ -2,7 +2,7 @@
 
     {"schema": 1, "baseline", "contrasts": [[arm, against]], "steps", "samples", "policies": [name],
      "groups": {policy: {group: [kinds]}}, "rule", "missing": {run: why},
-     "arms": {arm: {"seeds": [s], "transfer", "seconds", "bytes_sent", "causes": {name: n}, "decoupling": {pair: …},
+     "arms": {arm: {"seeds": [s], "transfer", "seconds", "bytes_sent", "dropped": {cause: n}, "decoupling": {pair: …},
        "policies": {policy: {
          "accuracy": {group: {"before": E, "after": E, "gain": E, "minus": {other arm: E}}},
          "pass@k": {group: {k: {"before": E, "after": E}}},

@@ -37,6 +37,9 @@ DIAGNOSTICS = {  # metric: (heading, mean over all steps or `end`)
     "thl/group_tokens": ("THL group", "mean"),
 }
 WIDE = 190  # columns of a terminal that has room for intervals
+LEGEND = """▲ ▼: the 95 % interval over seeds and problems excludes 0. half at: first step with
+half of a kind right that only the peer could do, seed by seed. tokens: all that was
+generated for a policy to learn from, in multiples of what {base} generates."""
 MARKS = {"better": "▲", "worse": "▼", "open": ""}
 CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1280px; margin: 2em auto;
@@ -70,9 +73,7 @@ def show(found: Mapping[str, Any], folder: Path) -> None:
             colour = {"better": "[blue]{}[/]", "worse": "[red]{}[/]"}
             table.add_row(*(colour.get(mark, "{}").format(text.replace("[", r"\[")) for text, mark in row))
         console.print(table)
-    console.print("▲ ▼: the 95 % interval over seeds and problems excludes 0. half at: first step with half of a kind\n"
-                  "right that only the peer could do, seed by seed. tokens: multiples of what "
-                  f"{found['baseline']} generates; all that\nwas generated for the policy to learn from counts.", highlight=False)  # fmt: skip
+    console.print(LEGEND.format(base=found["baseline"]), highlight=False)
     for s in found["statements"]:
         if s["verdict"] != "open":
             console.print(f"{MARKS[s['verdict']]} {s['text']}", highlight=False, markup=False, soft_wrap=True)
@@ -216,9 +217,9 @@ def page(found: Mapping[str, Any]) -> str:
         rows.append([(arm, ""), (e["transfer"], ""), (f"{e['seconds']:,.0f}", ""), (f"{e['bytes_sent']:,.0f}", ""),
                      *((f"κ {_number(d.get('kappa'))}, c {d['c']:.1f} %", "") for d in apart)])  # fmt: skip
     parts += ["<h2>Cohorts</h2>", _table(head, rows)]
-    if any(e["causes"] for e in arms.values()):
-        parts.append("<p>Received texts that were not used, a run:</p>")
-        parts.append(_list([f"{a}: {_counts(e['causes'])}" for a, e in arms.items() if e["causes"]]))
+    if any(e["dropped"] for e in arms.values()):
+        parts.append("<p>Texts that were not used, a run, by policy, stage and cause:</p>")
+        parts.append(_list([f"{a}: {_counts(e['dropped'])}" for a, e in arms.items() if e["dropped"]]))
     parts += [
         "<h2>No difference shown</h2>",
         _list([s["text"] for s in found["statements"] if s["verdict"] == "open"]) or "<p>None.</p>",
@@ -255,8 +256,8 @@ def _pairs(found: Mapping[str, Any]) -> list[str]:
     return list(next(iter(found["arms"].values()))["decoupling"])
 
 
-def _counts(causes: Mapping[str, float]) -> str:
-    return ", ".join(f"{cause} {n:,.1f}" for cause, n in causes.items())
+def _counts(dropped: Mapping[str, float]) -> str:
+    return ", ".join(f"{cause} {n:,.1f}" for cause, n in dropped.items())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

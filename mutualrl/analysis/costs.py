@@ -20,7 +20,7 @@ KINDS = ("generated", "trained", "scored")
 
 
 def add(found: dict[str, Any], runs: Mapping[str, Sequence[Any]]) -> None:
-    """Adds `tokens` and `ratio` to every policy, `seconds`, `bytes_sent` and `causes` to every arm of a comparison.
+    """Adds `tokens` and `ratio` to every policy, `seconds`, `bytes_sent` and `dropped` to every arm of a comparison.
 
     Args:
       found: what `comparison.collect` has so far.
@@ -30,8 +30,8 @@ def add(found: dict[str, Any], runs: Mapping[str, Sequence[Any]]) -> None:
     for arm, entry in found["arms"].items():
         mine = runs[arm]
         entry["seconds"] = float(np.mean([seconds(r) for r in mine]))
-        entry["bytes_sent"] = float(np.mean([_total(r.summary["exchange"].get("bytes_sent", 0)) for r in mine]))
-        entry["causes"] = _causes(mine)
+        entry["bytes_sent"] = float(np.mean([sum(r.summary["exchange"].get("bytes_sent", {}).values()) for r in mine]))
+        entry["dropped"] = _dropped(mine)
         for policy, p in entry["policies"].items():
             p["tokens"] = {
                 "own": _mean([own(r, policy) for r in mine]),
@@ -81,15 +81,10 @@ def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {k: float(np.mean([p[k] for p in parts])) for k in parts[0]}
 
 
-def _total(value: Any) -> float:
-    """A number, or the sum of a mapping of numbers."""
-    return sum(map(_total, value.values())) if isinstance(value, Mapping) else float(value)
-
-
-def _causes(runs: Sequence[Any]) -> dict[str, float]:
-    """Reasons for which received texts were not used, with their numbers, mean over seeds."""
+def _dropped(runs: Sequence[Any]) -> dict[str, float]:
+    """Why texts were not used, with their number: mean over seeds."""
     out: dict[str, float] = {}
     for r in runs:
-        for cause, count in r.summary["exchange"].get("causes", {}).items():
-            out[cause] = out.get(cause, 0.0) + _total(count) / len(runs)
+        for cause, count in r.summary["exchange"].get("dropped", {}).items():
+            out[cause] = out.get(cause, 0.0) + count / len(runs)
     return out

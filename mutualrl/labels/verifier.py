@@ -6,7 +6,7 @@ import numpy as np
 
 from mutualrl.experience import RolloutRecord
 from mutualrl.rewards.workers import GraderPool
-from mutualrl.types import Problem, Rollouts, Verdicts
+from mutualrl.types import Rollouts, Verdicts
 
 NAME = "verifier"
 
@@ -17,27 +17,28 @@ def label(own: Rollouts, grader: GraderPool) -> Verdicts:
     Returns:
       Verdicts f64[P, G] and i8[P, G].
     """
-    return _verdicts([t for group in own.text for t in group], own.problems, own.tokens.shape[1], grader)
+    g = own.tokens.shape[1]
+    rewards, _ = grader.grade([t for group in own.text for t in group], [x for x in own.problems for _ in range(g)])
+    return _verdicts(rewards.reshape(len(own.problems), g))
 
 
 def judge(record: RolloutRecord, own: Rollouts, verdicts: Verdicts, grader: GraderPool) -> Verdicts:
     """A peer's rollouts of the same problems in the learner's view.
 
-    A peer that asked ground truth too has the same verdict; texts labelled otherwise are graded here.
+    A peer that asked ground truth too has the same verdict; texts labelled otherwise are graded here, those of valid
+    rows only (the others have reward NaN).
 
     Args:
       record: the peer's, [P, G]. own, verdicts: the learner's rollouts of the same problems and their verdicts.
     """
     if record.header.label_source == NAME:
         return Verdicts(reward=record.reward, success=record.success)
-    p, g = record.valid.shape
-    texts = [
-        bytes(t[:n]).decode(errors="replace") for t, n in zip(record.text.reshape(p * g, -1), record.text_bytes.flat)
-    ]
-    return _verdicts(texts, own.problems, g, grader)
+    v = record.valid
+    texts = [bytes(t[:n]).decode(errors="replace") for t, n in zip(record.text[v], record.text_bytes[v])]
+    reward = np.full(v.shape, np.nan)
+    reward[v], _ = grader.grade(texts, [own.problems[p] for p in np.nonzero(v)[0]])
+    return _verdicts(reward)
 
 
-def _verdicts(texts: list[str], problems: tuple[Problem, ...], g: int, grader: GraderPool) -> Verdicts:
-    rewards, _ = grader.grade(texts, [x for x in problems for _ in range(g)])
-    reward = rewards.reshape(len(problems), g)
+def _verdicts(reward: np.ndarray) -> Verdicts:
     return Verdicts(reward=reward, success=np.where(np.isfinite(reward), reward >= 1.0, -1).astype(np.int8))

@@ -1,7 +1,9 @@
 """The rounds of a step: who is heard, what is dropped and counted, and that all learners take the same branch."""
 
+import concurrent.futures
 import dataclasses
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -130,6 +132,17 @@ def test_a_teachers_scores_are_for_one_learner():
     heard = e.gather(0, ["teacher_score/a"], PROBLEMS)
     assert [s.name for s, _ in heard.of("a")] == ["b", "c"]
     assert e.causes == {}  # nobody waits for the learner's own scores
+
+
+def test_a_record_in_the_wrong_slot_is_dropped():
+    """What b says of c's texts, given out as what it says of a's."""
+
+    def swap(slot, step, mine, seconds):
+        return {**mine, "b": wire.to_wire(teacher("b", "c"), SIZES)}
+
+    e = exchange("abc", topics=("rollout", "teacher_score"), transport=swap)
+    assert heard_by(e, "a", [teacher("b", "a")], slots=["teacher_score/a"]) == {}
+    assert e.causes == {"b/policy": 1, "c/absent": 1}
 
 
 def test_several_topics_in_one_round():
@@ -283,7 +296,69 @@ def test_a_row_is_dropped_and_counted(cause, change):
     assert e.causes - clean.causes == {f"b/{cause}": 1}
 
 
-def test_a_transport_between_processes_gives_the_same():
+class Carrier:
+    """A transport between two processes that meet at every round; what crosses are bytes."""
+
+    def __init__(self):
+        self.barrier, self.sent = threading.Barrier(2, timeout=20), {}
+
+    def of(self, me):
+        def carry(slot, step, mine, seconds):
+            assert seconds <= 600.0
+            there = {name: x for name, x in mine.items() if x is not None}
+            self.sent[slot, step, me] = {
+                name: {k: (v.dtype, v.shape, v.tobytes()) for k, v in x.items()} for name, x in there.items()
+            }
+            self.barrier.wait()
+            both = {name: x for at in (0, 1) for name, x in self.sent[slot, step, at].items()}
+            return {
+                name: {k: np.frombuffer(b, kind).reshape(size) for k, (kind, size, b) in both[name].items()}
+                for name in mine
+                if name in both
+            }
+
+        return carry
+
+
+def test_two_processes_hear_what_one_would():
+    """Process 0 has policies a and c, process 1 has b and d; d has nothing for the first round."""
+    topics, slots = ("rollout", "trace", "stats", "teacher_score"), ["rollout", "stats"]
+    stats = {x: experience.stats_record(head(x), REWARD, SUCCESS, SIZES) for x in "abcd"}
+    rollouts = {x: made(x, seed=i) for i, x in enumerate("abcd") if x != "d"}
+
+    def rounds(e, mine):
+        e.open()
+        for x in mine:
+            for r in (rollouts.get(x), stats[x]):
+                if r is not None:
+                    e.publish(r)
+        first = e.gather(0, slots, PROBLEMS)
+        for x in mine:
+            if x != "b":
+                e.publish(teacher(x, "b"))
+        return first, e.gather(0, ["teacher_score/b"], PROBLEMS)
+
+    carrier = Carrier()
+    apart = [exchange("abcd", topics=topics, transport=carrier.of(k)) for k in (0, 1)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(rounds, apart, ("ac", "bd")))
+    one = exchange("abcd", topics=topics)
+    want = rounds(one, "abcd")
+    for e, got in zip(apart, found):
+        assert e.causes == one.causes and e.causes["d/absent"] == 1
+        for mine, theirs in zip(got, want):
+            for learner in "abcd":
+                a, b = mine.of(learner), theirs.of(learner)
+                assert [(s, list(x)) for s, x in a] == [(s, list(x)) for s, x in b]
+                for (_, x), (_, y) in zip(a, b):
+                    for name in x:
+                        assert_same(x[name], y[name])
+    assert [s.name for s, _ in want[1].of("b")] == ["a", "c", "d"]
+    assert apart[0].bytes_sent + apart[1].bytes_sent == one.bytes_sent
+    assert set(apart[0].bytes_sent) == {"a", "c"}
+
+
+def test_a_transport_that_knows_less_than_the_others_leaves_a_source_out():
     """Each of two processes has one policy; what one does not have comes from the other, as bytes."""
     sent = {}
 
@@ -322,6 +397,14 @@ def test_bytes_sent_are_those_of_texts_and_tokens():
     before = e.bytes_sent["a"]
     heard_by(e, "a", [made("a")])
     assert e.bytes_sent["a"] == 2 * before
+    short, again = exchange(), made("a")
+    drop = np.ones((3, 4), bool)
+    drop[2, 0] = False  # 16 bytes in 8 tokens
+    heard_by(short, "a", [dataclasses.replace(again, valid=drop)])
+    numbers = (
+        3 * 4 + 2 * 8 + 4 + 4 * 1
+    )  # lengths of text, answer, tokens; sum, reward; stop; finish, tail, success, valid
+    assert before - short.bytes_sent["a"] == 16 + 6 * 8 + numbers
     stats = exchange(topics=("stats",))
     heard_by(stats, "a", [experience.stats_record(head("a"), REWARD, SUCCESS, SIZES)])
     assert stats.bytes_sent["a"] == 3 * (4 + 4 * 8 + 4)
@@ -343,8 +426,10 @@ def test_state_goes_through_json():
     e = exchange()
     heard_by(e, "a", [made("b")])
     e.note_rewards("a", REWARD)
-    saved = json.loads(json.dumps(e.state()))
+    state = e.state()
+    saved = json.loads(json.dumps(state))
     e.note_rewards("a", REWARD)
+    assert state == saved  # it does not move on with the run
     other = exchange()
     other.restore(saved)
     assert other.state() == saved and other.causes == e.causes and other.bytes_sent == e.bytes_sent

@@ -64,7 +64,7 @@ def test_without_a_trace_only_sums_travel():
 def test_spans_come_back():
     r, _ = record("a")
     spans, sent = spans_of(TEXTS, np.zeros((3, 4), np.int8)), experience.spans_of(r)
-    assert sent.valid.all()
+    assert sent.valid.all() and sent.ends.dtype == np.int32
     q = spans.ends.shape[-1]
     np.testing.assert_array_equal(sent.ends[..., : q - 1], spans.ends[..., : q - 1])
     assert (sent.ends[..., q:] == sent.ends[..., -1:]).all()

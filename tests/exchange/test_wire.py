@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published import ANSWERS, CUT_OFF, REWARD, SHAPE, SUCCESS, TEXTS, assert_same, fields, head, record, spans_of
+from published import ANSWERS, CUT_OFF, IDS, REWARD, SHAPE, SUCCESS, TEXTS, assert_same, fields, head, record, spans_of
 
 from mutualrl import experience, types, wire
 
@@ -53,6 +53,20 @@ def test_round_trip_is_bit_exact(topic):
     again = {k: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape) for k, x in sent.items()}
     assert_same(wire.from_wire(topic, again, SHAPE, True)[0], ALL[topic])
     assert checked(got)[1] == ({"reward": 1} if topic == "rollout" else {})
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_arrays_of_policies_with_other_group_sizes_and_lengths_are_alike(traced):
+    """What a transport relies on: one layout for the run."""
+    small = record("b", (("1", "22"), ("", "x"), ("y", "z")), traced=traced)[0]  # G 2, texts of 2 bytes, 2 tokens
+    large = record("a", traced=traced)[0]
+    layout = wire.layout("rollout", SHAPE, traced)
+    for r in (small, large):
+        assert {k: (x.shape, x.dtype) for k, x in wire.to_wire(r, SHAPE).items()} == layout
+    got, _ = wire.from_wire("rollout", wire.to_wire(small, SHAPE), SHAPE, traced)
+    assert_same(got, small)
+    out, causes = checked(got)
+    assert out.valid.sum() == 6 and not out.valid[:, 2:].any() and causes == {}
 
 
 def test_without_a_trace_nothing_of_it_is_sent():
@@ -147,6 +161,8 @@ def test_names_that_are_no_text_are_dropped():
         ("range", lambda: changed(R, "text_bytes", 33)),
         ("range", lambda: changed(R, "answer_bytes", 7)),
         ("range", lambda: changed(R, "answer_bytes", -2)),
+        ("range", lambda: changed(UNTRACED, "n", -1)),
+        ("range", lambda: changed(UNTRACED, "n", 6)),
     ],
 )
 def test_a_row_that_cannot_be_right_is_dropped(cause, bad):
@@ -193,6 +209,30 @@ def test_rows_of_problems_without_a_name_are_dropped():
     r = dataclasses.replace(R, header=dataclasses.replace(R.header, problems=R.header.problems[:2]))
     out, causes = checked(r)
     assert causes == {"range": 4} and not out.valid[2].any() and out.valid[:2].all()
+    two = dataclasses.replace(head("b"), problems=IDS[:2])
+    out, causes = checked(dataclasses.replace(ALL["teacher_score"], header=two))
+    assert causes == {"range": 4} and not out.valid[2].any() and out.valid[:2].all()
+    out, causes = checked(dataclasses.replace(ALL["stats"], header=two))
+    assert causes == {"range": 1} and out.stats.n.tolist() == [4, 4, 0]
+    out, causes = checked(dataclasses.replace(ALL["vote"], header=two))
+    assert causes == {"range": 1} and out.winner[2] == -1 and out.n.tolist() == [4, 4, 0]
+
+
+def test_booleans_are_what_their_byte_says():
+    """A transport carries bytes; numpy's operators disagree on a boolean of neither 0 nor 1."""
+    raw = np.zeros((3, 4), np.uint8)
+    raw[0], raw[1, 2] = 2, 255
+    sent = wire.to_wire(R, SHAPE) | {"valid": raw.view(bool), "renormalised": np.array(2, np.uint8).view(bool)}
+    got, _ = wire.from_wire("rollout", sent, SHAPE, True)
+    np.testing.assert_array_equal(got.valid.view(np.uint8), raw != 0)
+    out, causes = checked(got)
+    assert causes == {"renormalised": 5} and not out.valid.any()
+
+
+def test_a_learner_whose_name_is_no_text_is_told():
+    name = np.full(experience.NAME_BYTES, 0xFF, np.uint8)
+    sent = wire.to_wire(ALL["teacher_score"], SHAPE) | {"learner": name}
+    assert wire.from_wire("teacher_score", sent, SHAPE, True) == (None, "shape")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +244,7 @@ def test_rows_of_problems_without_a_name_are_dropped():
         ("lengths", "text_bytes", -5, ROW),
         ("logp", "token_logp", np.nan, (*ROW, 0)),
         ("logp", "token_logp", 1.0, (*ROW, 0)),
+        ("logp", "token_logp", -1.0, (*ROW, 7)),
         ("logp", "eos_logp", np.inf, ROW),
     ],
 )
@@ -216,9 +257,9 @@ def test_a_teachers_row_that_cannot_be_right_is_dropped(cause, name, value, at):
 @pytest.mark.parametrize(
     "name,value",
     [
-        ("n", -1), ("sum", np.nan), ("sum", np.inf), ("sumsq", -1.0), ("sumsq", 1e-3), ("min", np.nan), ("max", -np.inf),
-        ("min", 2.0), ("max", 0.1), ("n_success", 5), ("n_success", -1), ("sum", 9.0), ("n", 2**31 - 1),
-        ("sumsq", 1e9),
+        ("n", -1), ("sum", np.nan), ("sum", np.inf), ("sumsq", -1.0), ("sumsq", 1e-3), ("min", np.nan),
+        ("max", -np.inf), ("min", 2.0), ("max", 0.1), ("n_success", 5), ("n_success", -1), ("sum", 9.0),
+        ("n", 2**31 - 1), ("n", 5), ("sumsq", 1e9),
     ],
 )  # fmt: skip
 def test_sums_that_cannot_be_right_count_for_nothing(name, value):
@@ -230,6 +271,25 @@ def test_sums_that_cannot_be_right_count_for_nothing(name, value):
     assert causes == {"range": 1}
     assert out.stats.n.tolist() == [0, *s.n[1:].tolist()]
     assert all(getattr(out.stats, f.name)[0] == 0 for f in dataclasses.fields(out.stats))
+
+
+def test_a_mean_above_the_largest_reward_cannot_be_right():
+    """Negative rewards, where the sum of squares does not show it."""
+    s = experience.stats_record(head(), -REWARD - 4, SUCCESS, SHAPE).stats
+    mean = float(s.max[0] + 0.1)
+    for name, value in {"sum": 4 * mean, "sumsq": 4 * mean**2 + 1}.items():
+        s = changed(s, name, value, 0)
+    assert checked(dataclasses.replace(ALL["stats"], stats=s))[1] == {"range": 1}
+
+
+@pytest.mark.parametrize("name", ["sum", "sumsq"])
+def test_a_group_without_rewards_has_no_sums(name):
+    s = experience.stats_record(head(), np.full((3, 4), np.nan), np.full((3, 4), -1, np.int8), SHAPE)
+    assert checked(s)[1] == {}
+    for x in ("min", "max", name):
+        s = dataclasses.replace(s, stats=changed(s.stats, x, 1.0, 1))
+    out, causes = checked(s)
+    assert causes == {"range": 1} and (getattr(out.stats, name) == 0).all()
 
 
 def test_sums_of_large_and_negative_rewards_are_right():
@@ -261,29 +321,52 @@ def test_votes_that_cannot_be_right_count_for_nothing(name, value, at):
     assert out.winner.tolist() == [-1, *ALL["vote"].winner[1:].tolist()]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.sampled_from(list(ALL)), st.integers(0, 2**32 - 1), st.integers(1, 12))
-def test_noise_never_raises(topic, seed, changes):
-    """Random bytes in random arrays: a record or none; whatever stays valid can be turned into spans."""
-    rng = np.random.default_rng(seed)
-    sent = {k: np.array(v) for k, v in wire.to_wire(ALL[topic], SHAPE).items()}
-    for name in rng.choice(sorted(sent), changes):
-        raw = bytearray(sent[name].tobytes())
-        for at in rng.integers(0, len(raw), rng.integers(1, 9)):
-            raw[at] = rng.integers(0, 2 if sent[name].dtype == bool else 256)
-        sent[name] = np.frombuffer(bytes(raw), sent[name].dtype).reshape(sent[name].shape)
+def assert_usable(topic, sent):
+    """No error, a known cause or none; what stays valid can be turned into spans and texts."""
     with np.errstate(all="ignore"):
         got, cause = wire.from_wire(topic, sent, SHAPE, True)
         if got is None:
             assert cause in ("schema", "shape")
             return
         out, causes = wire.validate(got, SHAPE.G)
-    assert all(n > 0 for n in causes.values())
-    if topic == "rollout":
+        again, more = wire.validate(out, SHAPE.G)
+    assert all(n > 0 for n in causes.values()) and more == {}  # what is kept is right
+    assert_same(again, out)
+    if topic in ("rollout", "teacher_score"):
         v = out.valid
-        spans = experience.spans_of(out)
-        assert np.isfinite(out.reward[v]).all() and np.isfinite(spans.total[v]).all()
+        spans = experience.spans_of(out, R.text)
+        with np.errstate(all="ignore"):
+            assert np.isfinite(spans.total[v]).all()
         assert (spans.ends[..., -1][v] == spans.text_bytes[v]).all()
+        assert (np.diff(spans.ends, axis=-1)[v] >= 0).all() and (spans.n[v] >= 0).all()
+    if topic == "rollout":
+        assert np.isfinite(out.reward[v]).all()
         for t, n in zip(out.text[v], out.text_bytes[v]):
             bytes(t[:n]).decode()
         assert np.isin(out.finish[v], (types.STOP, types.LENGTH, types.STOP_TEXT)).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(list(ALL)), st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_noise_never_raises(topic, seed, changes):
+    """Random bytes at a few places of random arrays."""
+    rng = np.random.default_rng(seed)
+    sent = {k: np.array(v) for k, v in wire.to_wire(ALL[topic], SHAPE).items()}
+    for name in rng.choice(sorted(sent), changes):
+        raw = bytearray(sent[name].tobytes())
+        for at in rng.integers(0, len(raw), rng.integers(1, 9)):
+            raw[at] = rng.integers(0, 256)
+        sent[name] = np.frombuffer(bytes(raw), sent[name].dtype).reshape(sent[name].shape)
+    assert_usable(topic, sent)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(list(ALL)), st.integers(0, 2**32 - 1), st.booleans())
+def test_nothing_but_noise_never_raises(topic, seed, with_head):
+    """Random bytes in every array, behind a header that is right or as random."""
+    rng = np.random.default_rng(seed)
+    sent = dict(wire.to_wire(ALL[topic], SHAPE))
+    for name, (size, kind) in wire.layout(topic, SHAPE, True).items():
+        if not (with_head and name.startswith("header/")):
+            sent[name] = np.frombuffer(rng.bytes(int(np.prod(size)) * kind.itemsize), kind).reshape(size)
+    assert_usable(topic, sent)
