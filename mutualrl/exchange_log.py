@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mutualrl import experience
@@ -143,7 +144,7 @@ class LogReader:
         return pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None
 
     def _open(self, topic: str) -> None:
-        table = self._read(topic, KEYS)
+        table = self._read(topic, (*KEYS, *_COLUMNS[topic]))
         if table is None:
             return
         places: dict[tuple[str, int], dict[int, list[int]]] = collections.defaultdict(dict)
@@ -302,12 +303,11 @@ def _rollouts(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape, t
     text, answers, n = found["text"].to_pylist(), found["answer"].to_pylist(), found["n"].to_numpy()
     raw = [None if a is None else a.encode() for a in answers]
     fits = np.array([len(t) <= shape.U and (a is None or len(a) <= shape.A) for t, a in zip(text, raw)])
-    fits &= (g < shape.G) & (n <= shape.T)
+    fits &= (g >= 0) & (g < shape.G) & (n <= shape.T)
     has_trace = np.ones(len(fits), bool)
-    if traced and "token_logp" in found.column_names:
-        has_trace = found["token_logp"].is_valid().to_numpy()
-    elif traced:
-        has_trace[:] = False
+    for name in ("token_bytes", "token_logp") if traced else ():
+        lengths = pc.list_value_length(found[name]).fill_null(-1).to_numpy() if name in found.column_names else -1
+        has_trace &= lengths == n
     missing = {"overflow": int((~fits).sum()), "trace": int((fits & ~has_trace).sum())}
     keep = np.flatnonzero(fits & has_trace)
     where = at[keep], g[keep]
@@ -367,3 +367,11 @@ def _capability(head: Header, found: pa.Table, at: np.ndarray, shape: WireShape,
 
 
 _RECORDS: Mapping[str, Any] = dict(zip(REPLAYED, (_rollouts, _stats, _capability)))
+_COLUMNS: Mapping[str, Sequence[str]] = {
+    "rollout": (
+        *("sample", "text", "answer", "finish", "tail_bytes", "logp_sum", "reward", "success", "n", "eos_logp"),
+        *SETTINGS,
+    ),
+    "stats": tuple(f.name for f in dataclasses.fields(GroupStats)),
+    "capability": ("window",),
+}

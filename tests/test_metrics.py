@@ -66,9 +66,9 @@ def test_of_updates_divides_sums_by_counts_of_the_whole_step():
 
 
 def peer_batch(rows):
-    """A batch of rows (source, group, tokens, surrogate tokens, surr_weight, nll_weight, source_logp, source_tokens)."""
+    """Rows of (source, group, tokens, surrogate tokens, surr_weight, nll_weight, source_logp, source_tokens)."""
     source, group, n, surr, w, nll, logp, count = (np.array(x) for x in zip(*rows))
-    values = dict.fromkeys((f.name for f in dataclasses.fields(Batch)))
+    values = dict.fromkeys(f.name for f in dataclasses.fields(Batch))
     values |= dict(
         source=source, group=group, mask=np.arange(6) < n[:, None], surr_mask=np.arange(6) < surr[:, None],
         surr_weight=w, nll_weight=nll, source_logp=logp.astype(np.float32), source_tokens=count.astype(np.float32),

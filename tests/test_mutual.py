@@ -12,8 +12,8 @@ from mutualrl import train as train_module
 from mutualrl.config import ConfigError, add_policy, base_config, read, use_transfer
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.seeds import hashed
-from mutualrl.testing import tiny_model
 from mutualrl.train import train
+from mutualrl.warmup import ensure_models
 
 STEPS = 3
 REGIMES = {
@@ -34,17 +34,33 @@ REGIMES = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "llama": tiny_model(folder / "llama", "llama", bos=True, padded_vocab=5),
-        "qwen": tiny_model(folder / "qwen", "qwen3", tokenizer="bpe", seed=1),
-    }
+    """Two tiny models that have learnt to answer with a few digits and to stop, and nothing more."""
+    config = base_config()
+    config.data.size = 50
+    config.policy.max_prompt_tokens = 16
+    config.policy.max_new_tokens = 6
+    hf = dict(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    right = dict.fromkeys(config.data.kinds, 0.5)
+    recipe = dict(right=right, steps=100, batch=64)
+    config.warmup = dict(
+        folder=str(tmp_path_factory.mktemp("models")),
+        policies=dict(
+            llama=dict(hf=dict(model_type="llama", **hf), tokenizer="bytes", bos=True, **recipe),
+            qwen=dict(hf=dict(model_type="qwen3", head_dim=16, **hf), tokenizer="bpe", tokenizer_size=380, **recipe),
+        ),
+    )
+    for name in ("llama", "qwen"):
+        add_policy(config, name, model="warmup")
+    return {name: policy.model for name, policy in ensure_models(read(config)).policies.items()}
 
 
 @pytest.fixture(autouse=True)
 def some_are_right(monkeypatch):
-    """Random models are never right. Here the text and the problem decide by a hash: a third of the rollouts is, and
-    about every fourth group of four has none."""
+    """Such models are hardly ever right. Here text and problem decide by a hash: a third of the rollouts is, and about
+    every fifth group of four has none."""
 
     def grade(self, replies, problems):
         return np.array([float(hashed(f"{x.id}:{t}") % 3 == 0) for t, x in zip(replies, problems)]), list(replies)
@@ -62,11 +78,10 @@ def settings(models, regime="none", options=None, policy=None, **changes):
     config.tensorboard = False
     config.plan = "time_slice"
     config.policy.group_size = 4
-    config.policy.max_new_tokens = 5
+    config.policy.max_new_tokens = 6
     config.policy.max_prompt_tokens = config.policy.prompt_bucket = 16
     config.policy.lr = 1e-3
     config.policy.devices = 1
-    config.exchange.overlong = "truncate"  # random bytes need more tokens in the peer's vocabulary
     use_transfer(config, regime, **(options or {}))
     config.policy.update(policy or {})
     for name, folder in models.items():

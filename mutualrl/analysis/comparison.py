@@ -50,7 +50,8 @@ class Run:
 
     Attributes:
       summary: of summary.json. ids, kinds: of the N held-out problems. samples: rollouts a problem.
-      right: step -> policy -> i64[N] right samples; steps ascending. lines: of metrics.jsonl.
+      right: step -> policy -> i64[N] right samples; steps ascending. judged: bool[N] problems that could be judged in
+      every evaluation. lines: of metrics.jsonl.
     """
 
     def __init__(self, arm: str, seed: int, folder: Path):
@@ -63,6 +64,7 @@ class Run:
         self.kinds = np.array(held_out["kinds"])
         steps = sorted(held_out["steps"], key=int)
         self.right = {int(s): {p: np.array(c) for p, c in held_out["steps"][s].items()} for s in steps}
+        self.judged = np.all([c >= 0 for by_policy in self.right.values() for c in by_policy.values()], axis=0)
         self.lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
 
     @property
@@ -76,12 +78,14 @@ class Run:
         return np.array([s for s, _ in found], np.int64), np.array([v for _, v in found], np.float64)
 
     def use(self, kinds: Sequence[str]) -> np.ndarray:
-        """bool[N] problems of these kinds."""
-        return np.isin(self.kinds, kinds)
+        """bool[N] problems of these kinds that could be judged."""
+        return np.isin(self.kinds, kinds) & self.judged
 
-    def passed(self, step: int, policy: str, kinds: Sequence[str], k: int = 1) -> np.ndarray:
-        """f64[n] pass@k of each problem of these kinds."""
-        return pass_at_k(self.samples, self.right[step][policy][self.use(kinds)], k)
+    def passed(
+        self, step: int, policy: str, kinds: Sequence[str], k: int = 1, use: np.ndarray | None = None
+    ) -> np.ndarray:
+        """f64[n] pass@k of each problem of these kinds, or of those to `use`."""
+        return pass_at_k(self.samples, self.right[step][policy][self.use(kinds) if use is None else use], k)
 
 
 def collect(
@@ -199,8 +203,9 @@ def difference(mine: Sequence[Run], others: Sequence[Run], policy: str, kinds: S
             continue
         if r.ids != other.ids:
             raise ConfigError(f"{r.folder} and {other.folder} have other held-out problems; they cannot be compared")
-        a, b = (x.passed(max(x.right), policy, kinds) for x in (r, other))
-        parts[r.seed] = a - b, r.kinds[r.use(kinds)]
+        use = r.use(kinds) & other.use(kinds)
+        a, b = (x.passed(max(x.right), policy, kinds, use=use) for x in (r, other))
+        parts[r.seed] = a - b, r.kinds[use]
     return estimate(parts, low=-1.0)
 
 
@@ -259,7 +264,7 @@ def noise(runs: Sequence[Run], policy: str, step: int) -> float | None:
     for r in runs:
         if r.samples < 2:
             return None
-        p = r.right[step][policy] / r.samples
+        p = r.right[step][policy][r.judged] / r.samples
         found.append((p * (1 - p) / (r.samples - 1)).sum() / len(p) ** 2)
     return float(np.sqrt(np.mean(found)))
 
@@ -268,7 +273,7 @@ def _apart(runs: Sequence[Run], step: int, a: str, b: str) -> dict[str, float]:
     """`decoupling` of two policies, mean over seeds; counts are expectations over pairs of samples."""
     out: dict[str, list[float]] = {}
     for r in runs:
-        x, y = (r.right[step][p] / r.samples for p in (a, b))
+        x, y = (r.right[step][p][r.judged] / r.samples for p in (a, b))
         counts = (x * y, x * (1 - y), (1 - x) * y, (1 - x) * (1 - y))
         for key, value in decoupling(*(float(c.sum()) for c in counts)).items():
             out.setdefault(key, []).append(value)

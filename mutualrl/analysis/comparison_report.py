@@ -37,9 +37,9 @@ DIAGNOSTICS = {  # metric: (heading, mean over all steps or `end`)
     "thl/group_tokens": ("THL group", "mean"),
 }
 WIDE = 190  # columns of a terminal that has room for intervals
-LEGEND = """▲ ▼: the 95 % interval over seeds and problems excludes 0. half at: first step with
-half of a kind right that only the peer could do, seed by seed. tokens: all that was
-generated for a policy to learn from, in multiples of what {base} generates."""
+LEGEND = """▲ ▼: the 95 % interval over seeds and problems excludes 0. half at: first step
+with half of a kind right that only the peer could do, seed by seed. tokens: all
+that was generated for a policy to learn from, in multiples of {base}'s own."""
 MARKS = {"better": "▲", "worse": "▼", "open": ""}
 CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1280px; margin: 2em auto;

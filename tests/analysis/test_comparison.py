@@ -183,6 +183,18 @@ def test_other_problems_are_not_compared(folders, tmp_path):
         collect({"grpo": folders["grpo"], "sgt": {0: tmp_path / "sgt/0"}}, baseline="grpo")
 
 
+def test_problems_that_could_not_be_judged_do_not_count(folders, tmp_path):
+    write_run(tmp_path / "sgt/0", "sgt", 0)
+    held_out = json.loads((tmp_path / "sgt/0/held_out.json").read_text())
+    held_out["steps"]["5"]["qwen"][3] = -1  # a `dup` problem, in one evaluation of one policy
+    (tmp_path / "sgt/0/held_out.json").write_text(json.dumps(held_out))
+    found = collect({"grpo": folders["grpo"], "sgt": {0: tmp_path / "sgt/0"}}, baseline="grpo")
+    e = found["arms"]["sgt"]["policies"]["llama"]["accuracy"]["peer_only"]
+    assert e["after"]["value"] == 1.0 and e["after"]["problems"] == 1  # 4 of 4 in the other one
+    assert e["minus"]["grpo"]["value"] == 1.0 and e["minus"]["grpo"]["problems"] == 1
+    assert found["arms"]["grpo"]["policies"]["llama"]["accuracy"]["peer_only"]["after"]["problems"] == 2
+
+
 def test_report_holds_numbers_and_plots(found, tmp_path, capsys):
     comparison_report.write(found, tmp_path)
     assert json.loads((tmp_path / "compare.json").read_text()) == json.loads(json.dumps(found))

@@ -381,6 +381,30 @@ def test_rows_without_log_probs_do_not_count_where_they_are_needed(tmp_path):
     assert missing == {"trace": 12} and not got.valid.any()
 
 
+@pytest.mark.parametrize("column", ["text", "reward", "occurrence", "temperature"])
+def test_a_part_without_a_column_is_passed_over(tmp_path, column):
+    log = LogWriter(tmp_path)
+    for step in (0, 1):
+        log.add(made(step=step))
+        log.flush(step + 1)
+    path = tmp_path / "rollout" / "part-00000001-00000001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns([column]), path)
+    found = reader(tmp_path)
+    assert found.damaged == 1
+    np.testing.assert_array_equal(heard(found, 1)[0].logp_sum, made(step=0).logp_sum)
+
+
+def test_log_probs_that_are_not_as_many_as_tokens_are_none(tmp_path):
+    write(tmp_path, [made()])
+    path = tmp_path / "rollout" / "part-00000000-00999999.parquet"
+    table = pq.read_table(path)
+    longer = [x * 20 if i == 3 else x for i, x in enumerate(table["token_logp"].to_pylist())]
+    at = table.column_names.index("token_logp")
+    pq.write_table(table.set_column(at, "token_logp", pyarrow.array(longer, pyarrow.list_(pyarrow.float32()))), path)
+    got, missing = heard(reader(tmp_path), 0)
+    assert missing == {"trace": 1} and not got.valid[0, 3] and got.valid.sum() == 11
+
+
 def test_rows_of_several_label_sources_are_to_be_judged_again(tmp_path):
     write(tmp_path, [made(step=0), made(step=1, ids=("p/1",), texts=TEXTS[1:2], label="vote")])
     log = reader(tmp_path)

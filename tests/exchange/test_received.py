@@ -1,4 +1,4 @@
-"""Peers' records as a learner's rows: in its tokens, in its view, by (source, sample); nothing of its own is touched."""
+"""Peers' records as a learner's rows: in its tokens and its view, by (source, sample); nothing that came is changed."""
 
 import dataclasses
 import types as std_types

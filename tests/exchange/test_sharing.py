@@ -1,4 +1,4 @@
-"""What crosses in a step: every regime's topics from rollouts to Materials, with policies that only have a tokenizer."""
+"""What crosses in a step: every regime's topics, from rollouts to Materials; the policies are but tokenizers."""
 
 import collections
 import dataclasses
@@ -326,8 +326,9 @@ def trained(*rows):
     n = len(source)
     values = dict.fromkeys(f.name for f in dataclasses.fields(Batch))
     values |= dict(
-        source=source, group=group, sample=np.zeros(n, int), surr_weight=surr, nll_weight=nll, mask=np.ones((n, 3), bool),
-        surr_mask=np.ones((n, 3), bool), source_logp=np.full(n, np.nan), source_tokens=np.full(n, np.nan),
+        source=source, group=group, sample=np.zeros(n, int), surr_weight=surr, nll_weight=nll,
+        mask=np.ones((n, 3), bool), surr_mask=np.ones((n, 3), bool), source_logp=np.full(n, np.nan),
+        source_tokens=np.full(n, np.nan),
     )  # fmt: skip
     return Batch(**values)
 

@@ -282,14 +282,13 @@ def test_a_mean_above_the_largest_reward_cannot_be_right():
     assert checked(dataclasses.replace(ALL["stats"], stats=s))[1] == {"range": 1}
 
 
-@pytest.mark.parametrize("name", ["sum", "sumsq"])
-def test_a_group_without_rewards_has_no_sums(name):
+def test_a_group_without_rewards_has_no_sums():
     s = experience.stats_record(head(), np.full((3, 4), np.nan), np.full((3, 4), -1, np.int8), SHAPE)
     assert checked(s)[1] == {}
-    for x in ("min", "max", name):
+    for x in ("min", "max", "sum", "sumsq"):  # as of one reward of 1
         s = dataclasses.replace(s, stats=changed(s.stats, x, 1.0, 1))
     out, causes = checked(s)
-    assert causes == {"range": 1} and (getattr(out.stats, name) == 0).all()
+    assert causes == {"range": 1} and all((x == 0).all() for x in fields(out).values())
 
 
 def test_sums_of_large_and_negative_rewards_are_right():
@@ -344,6 +343,13 @@ def assert_usable(topic, sent):
         for t, n in zip(out.text[v], out.text_bytes[v]):
             bytes(t[:n]).decode()
         assert np.isin(out.finish[v], (types.STOP, types.LENGTH, types.STOP_TEXT)).all()
+
+
+def test_more_votes_than_rollouts():
+    v = experience.vote_record(head(), (("1", "1", "1"),) * 3, SHAPE)
+    assert checked(v)[1] == {}
+    out, causes = checked(changed(v, "n", 2, 1))
+    assert causes == {"range": 1} and out.winner.tolist() == [0, -1, 0] and out.n.tolist() == [3, 0, 3]
 
 
 @settings(max_examples=150, deadline=None)
