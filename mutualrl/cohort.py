@@ -53,8 +53,8 @@ def open_models(run: RunConfig) -> dict[str, Opened]:
         _check_model(f"policies.{name}", policy, config, tokenizer)
         if not tokenizer.lossless and not run.exchange.allow_lossy:
             raise ConfigError(
-                f"policies.{name}.model={policy.model!r}: its tokenizer {tokenizer.loss_reason}, so texts do not survive "
-                "it; take another model, or set exchange.allow_lossy=True and watch what is dropped"
+                f"policies.{name}.model={policy.model!r}: its tokenizer {tokenizer.loss_reason}, so texts do not "
+                "survive it; take another model, or set exchange.allow_lossy=True and watch what is dropped"
             )
         opened[name] = Opened(weights, config, tokenizer)
     return opened

@@ -133,8 +133,7 @@ class LogReader:
         parts = []
         for path in sorted((self._folder / topic).glob("part-*.parquet")):
             try:
-                # Not partitioned: a folder above that is called x=1 would be read as a column.
-                part = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+                part = pq.read_table(path, page_checksum_verification=True)
                 if missing := set(columns) - set(part.column_names):
                     raise pa.ArrowInvalid(f"there is no column {min(missing)}")
                 parts.append(part)

@@ -45,7 +45,11 @@ class Sharing:
         self.edges = sources.edges(run)
         self.names = [s.name for s in sources.sources(run)]
         self._policies = {p.name: p for p in cohort}
-        self._tables = {p.name: bridge.ByteTable(p.tokenizer.token_bytes) for p in cohort}
+        # Ids that the model does not have count as having no bytes, so that the round trip guard refuses them.
+        self._tables = {
+            p.name: bridge.ByteTable([b if i < p.real_vocab else b"" for i, b in enumerate(p.tokenizer.token_bytes)])
+            for p in cohort
+        }
         self.rescued: dict[str, set[str]] = {p.name: set() for p in cohort}
         self.causes: collections.Counter[str] = collections.Counter()
 

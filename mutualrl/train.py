@@ -26,6 +26,7 @@ from mutualrl.config import ConfigError, RunConfig, regime, transfer_options
 from mutualrl.data.stream import ProblemStream, fingerprint
 from mutualrl.evaluate import evaluate, spread_over_kinds
 from mutualrl.exchange import Exchange
+from mutualrl.experience import NAME_BYTES
 from mutualrl.files import replace_text
 from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
@@ -121,6 +122,8 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         check_same_run(record, progress, run, workdir)
 
     topics = regime(run).topics(transfer_options(run))
+    if topics:
+        check_names(problems)
     exchange = Exchange(run, topics, run_id=workdir.name, folder=workdir / "exchange.log" if run.exchange.log else None)
     workdir.mkdir(parents=True, exist_ok=True)
     report.show_start(run, plan, opened)
@@ -222,7 +225,22 @@ def check_grader(grader: GraderPool, name: str, problems: Sequence[Problem]) -> 
     failed = self_check(grader, [problems[i] for i in tried])
     if failed:
         some = ", ".join(x.id for x in failed[:5])
-        logging.warning("grader %s fails the gold answers of %d of %d problems: %s", name, len(failed), len(tried), some)
+        logging.warning(
+            "grader %s fails the gold answers of %d of %d problems: %s", name, len(failed), len(tried), some
+        )
+
+
+def check_names(problems: Sequence[Problem]) -> None:
+    """Refuses problems whose names are too long to cross between policies.
+
+    Raises:
+      ConfigError.
+    """
+    longest = max((x.id for x in problems), key=lambda x: len(x.encode()))
+    if len(longest.encode()) > NAME_BYTES:
+        raise ConfigError(
+            f"data: the problem id {longest[:60]!r}… has {len(longest.encode())} bytes: at most {NAME_BYTES}"
+        )
 
 
 def check_same_run(record: Mapping[str, Any], now: Mapping[str, Any], run: RunConfig, workdir: Path) -> None:
@@ -269,7 +287,7 @@ def note_held_out(
 ) -> None:
     """Moves the right samples of every problem from an evaluation's results to held_out.json:
 
-        {"problems": [id], "kinds": [kind of each], "samples": n, "steps": {step: {policy: [right samples of each]}}}
+    {"problems": [id], "kinds": [kind of each], "samples": n, "steps": {step: {policy: [right samples of each]}}}
     """
     path = workdir / "held_out.json"
     here = {"problems": [x.id for x in problems], "kinds": [x.kind for x in problems], "samples": samples}

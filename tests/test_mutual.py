@@ -1,5 +1,6 @@
 """Policies that learn from each other: every regime through the whole loop, resume, frozen and logged peers."""
 
+import importlib
 import json
 import logging
 
@@ -13,6 +14,7 @@ from mutualrl.config import ConfigError, add_policy, base_config, read, use_tran
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.seeds import hashed
 from mutualrl.train import train
+from mutualrl.types import Problem
 from mutualrl.warmup import ensure_models
 
 STEPS = 3
@@ -108,16 +110,31 @@ def same(a, b):
     return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
 
 
+@pytest.fixture(scope="module")
+def without(models, tmp_path_factory):
+    """Final states of GRPO without transfer under a policy's settings; computed once for each."""
+    done = {}
+
+    def run(policy):
+        key = repr(sorted(policy.items()))
+        if key not in done:
+            folder = tmp_path_factory.mktemp("none")
+            train(read(settings(models, policy=policy)), folder)
+            done[key] = states(folder)
+        return done[key]
+
+    return run
+
+
 @pytest.mark.parametrize("name", REGIMES)
-def test_every_regime_learns_from_its_peer_and_is_itself_without(models, tmp_path, name):
+def test_every_regime_learns_from_its_peer_and_is_itself_without(models, without, tmp_path, name):
     """qwen hears llama and llama hears nobody: llama ends where it ends without transfer, bit for bit."""
     regime, options, policy = REGIMES[name]
     edges = dict(exchange=dict(topology="explicit", edges=("llama->qwen",)))
     train(read(settings(models, regime, options, policy, **edges)), tmp_path / "one")
-    alone = settings(models, regime, options, policy)
-    alone.transfer.name = "none"
-    train(read(alone), tmp_path / "none")
-    mutual, none = states(tmp_path / "one"), states(tmp_path / "none")
+    published = importlib.import_module(f"mutualrl.transfer.{regime}")
+    mutual = states(tmp_path / "one")
+    none = without({**getattr(published, "PUBLISHED", {}), **policy})
     if regime != "sft":  # which has nothing to learn from without a peer
         assert same(mutual["policy_llama"], none["policy_llama"])
     assert not same(mutual["policy_qwen"]["params"], none["policy_qwen"]["params"])
@@ -209,3 +226,10 @@ def test_a_lossy_tokenizer_is_refused(models, tmp_path, caplog):
         train(read(settings(broken, "sgt")), tmp_path / "refused")
     with caplog.at_level(logging.WARNING):
         train(read(settings(broken, "sgt", exchange=dict(allow_lossy=True), steps=1)), tmp_path / "allowed")
+
+
+def test_a_problem_name_too_long_for_the_wire_is_refused():
+    short = Problem(id="é" * 80, question="")
+    train_module.check_names([short])
+    with pytest.raises(ConfigError, match="data: the problem id 'éé.* has 161 bytes: at most 160"):
+        train_module.check_names([short, Problem(id="é" * 80 + "a", question="")])

@@ -413,14 +413,6 @@ def test_rows_of_several_label_sources_are_to_be_judged_again(tmp_path):
     assert heard(log, 1)[0].header.label_source == ""
 
 
-def test_the_name_of_a_folder_is_no_column(tmp_path):
-    folder = tmp_path / "step=x" / "policy=7"
-    write(folder, [made()])
-    log = reader(folder)
-    assert log.damaged == 0
-    assert_same(heard(log, 0)[0], made())
-
-
 def test_refusals_name_the_setting(tmp_path):
     with pytest.raises(ConfigError, match=r"exchange\.logs\.x\.folder=.*no such folder"):
         reader(tmp_path / "nowhere")
