@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mutualrl.policy import Policy
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.types import Problem
+
+if TYPE_CHECKING:  # numbers alone need no device
+    from mutualrl.policy import Policy
 
 
 def pass_at_k(n: int, c: np.ndarray, k: int) -> np.ndarray:
