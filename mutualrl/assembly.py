@@ -15,6 +15,7 @@ import numpy as np
 
 from mutualrl import advantages, batches, seeds, types
 from mutualrl.settings import PolicyConfig
+from mutualrl.tokenizers import bridge
 from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.types import Batch, GroupStats, Received, Rollouts, Trace, Verdicts
 
@@ -144,6 +145,35 @@ def received_reward(m: Material) -> np.ndarray:
     """f64[P, K] rewards of the received rows with the learner's length penalty; NaN where nothing valid came."""
     lengths = np.where(m.received.usable, m.received.mask.sum(-1), 0)
     return np.where(m.received.heard, m.received.reward + length_penalty(lengths, m.config), np.nan)
+
+
+def right_rows(m: Material) -> np.ndarray:
+    """bool[P, K] received rows that can be imitated: right by the learner's labels, usable, and not cut off."""
+    r = m.received
+    return r.usable & (r.success == 1) & np.isfinite(r.reward) & (r.finish != types.LENGTH)
+
+
+def both_sides(
+    m: Material, use: np.ndarray, stop: np.ndarray | bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What of the chosen received rows (bool[P, K], with a trace) both sides have a log-prob of: all of a text, unless
+    it was cut to fit the learner's row, and the terminal stop id if the source ended by one.
+
+    Args:
+      stop: bool or bool[R], whether the stop id counts.
+
+    Returns:
+      bool[R, T] the learner's tokens; f64[R] the source's log-prob of the same in nats; i[R] over how many of its
+      tokens; i[R] bytes.
+    """
+    r = m.received
+    trace = Trace(**{f.name: getattr(r.trace, f.name)[use] for f in dataclasses.fields(Trace)})
+    ends = r.ends[use]
+    aligned = bridge.align(trace, ends, r.n[use], granularity="finest")  # sums over a row depend on no option
+    counted = r.surr_mask[use] & aligned.known & ((aligned.group >= 0) | np.reshape(stop, (-1, 1)))
+    tokens = (aligned.source_group >= 0).sum(-1) + (counted & (aligned.group < 0)).sum(-1)
+    text_bytes = np.where(aligned.group >= 0, ends, 0).max(-1, initial=0)
+    return counted, np.where(counted, aligned.logp, 0.0).sum(-1), tokens, text_bytes
 
 
 def trainable(m: Material, use: np.ndarray | None = None) -> np.ndarray:

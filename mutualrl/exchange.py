@@ -20,7 +20,7 @@ import numpy as np
 from mutualrl import experience, wire
 from mutualrl.exchange_log import REPLAYED, LogReader, LogWriter, occurrences
 from mutualrl.experience import Record, StatsRecord, WireShape
-from mutualrl.settings import RunConfig
+from mutualrl.settings import ConfigError, RunConfig
 from mutualrl.sources import LIVE, LOG, Source, edges, sources
 
 # (slot, step, {policy: its record, or None if it has none in time}, seconds left) -> the same for all policies of the
@@ -78,8 +78,10 @@ class Exchange:
         transport: carries records between processes.
 
         Raises:
-          ConfigError: a log cannot be read.
+          ConfigError: a log cannot be read, or the run's name is too long.
         """
+        if topics and len(run_id.encode()) > experience.NAME_BYTES:
+            raise ConfigError(f"workdir={run_id!r}: its name must have at most {experience.NAME_BYTES} bytes")
         self.shape, self.run_id = WireShape.of(run), run_id
         self._settings, self._transport, self._clock = run.exchange, transport, clock
         self._sources, self._edges = sources(run), edges(run)

@@ -99,9 +99,9 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
 
 def candidates(m: Material) -> np.ndarray:
     """bool[P, K] answers that may replace own rows. A problem of which no own rollout could be judged has none."""
-    r, own = m.received, m.verdicts.success
+    own = m.verdicts.success
     gate = ~(own == 1).any(1) & (own == 0).any(1)
-    return gate[:, None] & r.usable & (r.success == 1) & np.isfinite(r.reward) & (r.finish != types.LENGTH)
+    return gate[:, None] & assembly.right_rows(m)
 
 
 def chosen(m: Material) -> np.ndarray:

@@ -31,7 +31,7 @@ from mutualrl import advantages, assembly, batches, types
 from mutualrl.assembly import Material
 from mutualrl.settings import ConfigError
 from mutualrl.tokenizers import bridge
-from mutualrl.types import Batch, Trace
+from mutualrl.types import Batch
 
 ESTIMATORS = ("grpo", "dr_grpo", "rloo")
 
@@ -212,34 +212,13 @@ def compatibility(m: Material, use: np.ndarray) -> np.ndarray:
     """f64[R] s of the scored rows: exp of the learner's mean log-prob a token minus the source's."""
     if m.scored is None:
         return np.zeros(0)
-    counted, source_sum, source_tokens = both_sides(m, use)
+    counted, source_sum, source_tokens, text_bytes = assembly.both_sides(m, use)
     log_ratio = bridge.sequence_log_ratio(
         np.where(counted, m.scored, 0.0).sum(-1, dtype=np.float64),
         source_sum,
         learner_tokens=counted.sum(-1),
         source_tokens=source_tokens,
-        text_bytes=m.received.trace.text_bytes[use],
+        text_bytes=text_bytes,
         norm="own_each",
     )
     return np.where(counted.any(-1), np.exp(log_ratio), 0.0)
-
-
-def both_sides(
-    m: Material, use: np.ndarray, stop: np.ndarray | bool = True
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What of the chosen rows both sides have a log-prob of: all of a text, unless it was cut to fit the learner's row,
-    and the terminal stop id if the source ended by one.
-
-    Args:
-      use: bool[P, K], rows with a trace. stop: bool[R] rows whose terminal stop id counts.
-
-    Returns:
-      bool[R, T] the learner's tokens; f64[R] the source's log-prob of the same in nats; i[R] over how many tokens.
-    """
-    r = m.received
-    trace = Trace(**{f.name: getattr(r.trace, f.name)[use] for f in dataclasses.fields(Trace)})
-    aligned = bridge.align(trace, r.ends[use], r.n[use], granularity="finest")
-    in_text = aligned.group >= 0
-    counted = r.surr_mask[use] & aligned.known & (in_text | np.asarray(stop)[..., None])
-    tokens = (aligned.source_group >= 0).sum(-1) + (counted & ~in_text).sum(-1)
-    return counted, np.where(counted, aligned.logp, 0.0).sum(-1), tokens

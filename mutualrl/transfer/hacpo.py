@@ -26,7 +26,6 @@ import numpy as np
 from mutualrl import advantages, assembly, batches, types
 from mutualrl.assembly import Material
 from mutualrl.settings import ConfigError
-from mutualrl.transfer.graft import both_sides
 from mutualrl.types import Batch
 
 LEAST = 1e-8  # capability
@@ -200,7 +199,7 @@ def set_ratios(m: Material, use: np.ndarray, rows: Batch) -> None:
     """Gives received rows, in place, their form and the source's mean log-prob as denominator."""
     if not use.any():
         return
-    counted, source_sum, source_tokens = both_sides(m, use, stop=m.received.n[use] == 0)
+    counted, source_sum, source_tokens, _ = assembly.both_sides(m, use, stop=m.received.n[use] == 0)
     rows.surr_mask[:] = counted
     tokens = rows.surr_mask.sum(-1)
     rows.kind[:], rows.level[:] = types.CAP, types.SEQUENCE

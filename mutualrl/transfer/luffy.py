@@ -90,9 +90,7 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
 
 def chosen(m: Material) -> np.ndarray:
     """bool[P, K] the external rows, at most one a problem."""
-    r = m.received
-    possible = r.usable & (r.success == 1) & np.isfinite(r.reward) & (r.finish != types.LENGTH)
-    possible &= np.isfinite(m.reward).any(1)[:, None]
+    possible = assembly.right_rows(m) & np.isfinite(m.reward).any(1)[:, None]
     use = np.zeros(possible.shape, bool)
     for p in np.flatnonzero(possible.any(1)):
         use[p, m.random(p).choice(np.flatnonzero(possible[p]))] = True

@@ -121,7 +121,7 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
         peers = slice(m.reward.size, None)
         received = batches.take(rows, peers)  # a slice: views, so what is set there is set in `rows`
         metrics |= set_ratios(m, use, received, adv[peers])
-        leave, found = filtered(m, use, received, adv[peers])
+        leave, found = filtered(m, use, adv[peers])
         metrics |= found
         surrogate[peers] &= ~leave
         adv[peers] *= m.options.pool_weight
@@ -165,61 +165,48 @@ def set_ratios(m: Material, use: np.ndarray, rows: Batch, adv: np.ndarray) -> di
     if _sequence(o):
         rows.level[:] = types.SEQUENCE
         rows.clip[:] = o.seq_clip_low, o.seq_clip_high
-        rows.seq_denom[:], rows.seq_norm[:] = _whole_texts(m, use, rows, "sum" if o.negatives == "topr" else o.norm)
+        rows.seq_denom[:], rows.seq_norm[:] = _whole_texts(m, use, "sum" if o.negatives == "topr" else o.norm)
     if o.negatives == "topr":
         rows.kind[:] = types.SCORE
         rows.clip[:, 0], rows.clip[:, 1] = adv > 0, 1.0
     return metrics
 
 
-def filtered(m: Material, use: np.ndarray, rows: Batch, adv: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+def filtered(m: Material, use: np.ndarray, adv: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
     """bool[R] received rows that `negatives` takes out, and metrics. Arguments as in `set_ratios`."""
     o, metrics, leave = m.options, {}, np.zeros(len(adv), bool)
     if o.negatives == "drop":
         leave = adv < 0
     if m.scored is not None and _needs_trace(o):
-        kl_hat = excess(m, use, rows)
+        kl_hat = excess(m, use)
         metrics = {"transfer/kl_hat": float(kl_hat.mean())}
         if o.negatives == "filter_kl":
             leave = (adv < 0) & (kl_hat > o.filter_kl_threshold)
     return leave, {**metrics, "transfer/filtered": float(leave.sum())}
 
 
-def excess(m: Material, use: np.ndarray, rows: Batch) -> np.ndarray:
+def excess(m: Material, use: np.ndarray) -> np.ndarray:
     """f64[R] kl_hat: (source's log-prob - the snapshot's)/tokens of each received row, in nats a token, over what both
     have a log-prob of. 0 where that is nothing."""
-    aligned = _align(m, use)
-    both = rows.surr_mask & aligned.known
-    difference = np.where(both, aligned.logp - np.where(both, m.scored, 0.0), 0.0)
-    return difference.sum(-1, dtype=np.float64) / np.maximum(both.sum(-1), 1)
+    both, source, _, _ = assembly.both_sides(m, use)
+    return (source - np.where(both, m.scored, 0.0).sum(-1, dtype=np.float64)) / np.maximum(both.sum(-1), 1)
 
 
-def _whole_texts(m: Material, use: np.ndarray, rows: Batch, norm: str) -> tuple[np.ndarray, np.ndarray]:
-    """f64[R], f64[R] `seq_denom` and `seq_norm` over what both sides have a log-prob of: all of a text, unless it was
-    cut to fit the learner's row."""
-    trace, ends, n = _texts(m, use)
-    aligned = _align(m, use)
-    source = np.where(rows.surr_mask, aligned.logp, 0.0).sum(-1, dtype=np.float64)
-    tokens = rows.surr_mask.sum(-1)
+def _whole_texts(m: Material, use: np.ndarray, norm: str) -> tuple[np.ndarray, np.ndarray]:
+    """f64[R], f64[R] `seq_denom` and `seq_norm` over what both sides have a log-prob of."""
+    counted, source, source_tokens, text_bytes = assembly.both_sides(m, use)
+    tokens = counted.sum(-1)
     if norm == "own_each":
-        at_end = np.arange(rows.mask.shape[1]) == n[:, None]
-        source_tokens = (aligned.source_group >= 0).sum(-1) + (rows.surr_mask & at_end).any(-1)
         return tokens * source / np.maximum(source_tokens, 1), tokens
-    text_bytes = np.where(aligned.group >= 0, ends, 0).max(-1)
     divisor = {"learner": tokens, "byte": text_bytes, "sum": np.ones_like(tokens)}[norm]
     return source, np.maximum(divisor, 1)
 
 
 def _align(m: Material, use: np.ndarray, granularity: str = "finest", split: str = "even") -> bridge.Aligned:
-    """The traces of the chosen rows on the learner's tokens. Sums over a row depend on neither option."""
-    trace, ends, n = _texts(m, use)
-    return bridge.align(trace, ends, n, granularity=granularity, split=split, prior=m.scored)
-
-
-def _texts(m: Material, use: np.ndarray) -> tuple[Trace, np.ndarray, np.ndarray]:
-    """Trace [R, ...], ends i32[R, T] and text tokens i32[R] of the chosen rows."""
-    trace = Trace(**{f.name: getattr(m.received.trace, f.name)[use] for f in dataclasses.fields(Trace)})
-    return trace, m.received.ends[use], m.received.n[use]
+    """The traces of the chosen rows on the learner's tokens."""
+    r = m.received
+    trace = Trace(**{f.name: getattr(r.trace, f.name)[use] for f in dataclasses.fields(Trace)})
+    return bridge.align(trace, r.ends[use], r.n[use], granularity=granularity, split=split, prior=m.scored)
 
 
 def _sequence(o: Options) -> bool:

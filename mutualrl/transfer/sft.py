@@ -58,8 +58,7 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
 
     Metrics: `transfer/certificates` rows trained on.
     """
-    r = m.received
-    use = r.usable & (r.success == 1) & (r.finish != types.LENGTH)
+    use = assembly.right_rows(m)
     rows = batches.join(assembly.own_rows(m), assembly.received_rows(m, use))
     nothing = np.zeros(len(rows.mask))
     out = assembly.updates(m, rows, nothing, nothing.astype(bool))

@@ -74,7 +74,7 @@ def to_score(m: Material) -> Batch | None:
     """With `likelihood`: the rows of which certificates are chosen."""
     if m.options.selection != "likelihood" or not strength(m.options, m.step):
         return None
-    use = possible(m) & gate(m)[:, None]
+    use = assembly.right_rows(m) & gate(m)[:, None]
     return assembly.received_rows(m, use) if use.any() else None
 
 
@@ -130,17 +130,12 @@ def successes(m: Material) -> np.ndarray:
     return m.received.heard & (m.received.success == 1)
 
 
-def possible(m: Material) -> np.ndarray:
-    """bool[P, K] rows that can be certificates: right, usable, and not cut off."""
-    return successes(m) & m.received.usable & (m.received.finish != types.LENGTH)
-
-
 def chosen(m: Material) -> np.ndarray:
     """bool[P, K] the certificates: at most one a problem, none while lambda is 0."""
     use = np.zeros(m.received.heard.shape, bool)
     if not strength(m.options, m.step):
         return use
-    right, fit = successes(m), possible(m)
+    right, fit = successes(m), assembly.right_rows(m)
     score = preference(m, fit)
     for p in np.flatnonzero(gate(m) & fit.any(1)):
         if score is not None:

@@ -12,6 +12,7 @@ from published import IDS, REWARD, SHAPE, SUCCESS, TEXTS, assert_same, fields, h
 from mutualrl import experience, wire
 from mutualrl.exchange import Exchange, in_process, slot
 from mutualrl.experience import WireShape
+from mutualrl.settings import ConfigError
 
 PROBLEMS = list(IDS)
 SIZES = WireShape.of(run_of())  # as SHAPE, but for the longest answer
@@ -436,6 +437,13 @@ def test_state_goes_through_json():
     other.note_rewards("a", REWARD)
     assert other.rates == e.rates
     assert json.loads(json.dumps(saved)) == saved
+
+
+def test_a_run_whose_name_does_not_fit_the_wire_is_refused():
+    Exchange(run_of(), ("rollout",), run_id="ä" * 80)
+    with pytest.raises(ConfigError, match="^workdir=.*at most 160 bytes$"):
+        Exchange(run_of(), ("rollout",), run_id="ä" * 81)
+    Exchange(run_of(), (), run_id="ä" * 81)
 
 
 def test_sizes_of_the_run():

@@ -159,6 +159,13 @@ def test_texts_cross_and_nothing_else_of_a_peer_is_left(tokenizers):
     assert a.tokens.shape[-1] == 12 and b.tokens.shape[-1] == 10
 
 
+def test_a_source_is_live_where_it_hears_the_learner_too(tokenizers):
+    f = Fake(tokenizers, "sgt", exchange={"topology": "explicit", "edges": ("b->a", "c->a", "a->b")})
+    materials, _, _ = f.step()
+    assert materials["a"].received.live.tolist() == [True] * 3 + [False] * 3
+    assert materials["b"].received.live.tolist() == [True] * 3 and materials["c"].received.live.tolist() == []
+
+
 def test_own_rollouts_are_not_touched(tokenizers):
     f = Fake(tokenizers, "graft")
     before = {n: f.sampled(n) for n in "abc"}
