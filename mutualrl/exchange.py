@@ -135,7 +135,8 @@ class Exchange:
 
     def _round(self, name: str, step: int) -> dict[str, Record]:
         """One slot: the checked records of the policies that are there."""
-        policies = [s for s in self._sources if s.kind != LOG and s.name != name.partition("/")[2]]
+        learner = name.partition("/")[2]  # of teachers' scores only those who hear it are asked
+        policies = [s for s in (self._edges[learner] if learner else self._sources) if s.kind != LOG]
         mine: dict[str, wire.Wire | None] = {}
         for s in policies:
             record, stamp = self._published.get((name, s.name), (None, 0.0))

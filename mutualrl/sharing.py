@@ -53,6 +53,10 @@ class Sharing:
         self.rescued: dict[str, set[str]] = {p.name: set() for p in cohort}
         self.causes: collections.Counter[str] = collections.Counter()
 
+    def begin_step(self) -> None:
+        """A step begins; what is sampled too slowly from now on comes too late for the exchange."""
+        self.exchange.open()
+
     def share(
         self,
         step: int,
@@ -71,7 +75,6 @@ class Sharing:
         Returns:
           the Material of every policy that is trained.
         """
-        self.exchange.open()
         spans = {name: self._spans(name, own) for name, own in rollouts.items()} if "rollout" in self.topics else {}
         self._publish(rollouts, verdicts, rewards, spans)
         problems = [x.id for x in next(iter(rollouts.values())).problems]

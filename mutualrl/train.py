@@ -60,6 +60,7 @@ def train_step(
       metrics of every policy by name, and under '' those of the step (seconds a stage).
     """
     clock = [time.monotonic()]
+    sharing.begin_step()
     pending = {p.name: p.sample(problems, step) for p in cohort}
     rollouts = {name: work.result() for name, work in pending.items()}
     clock.append(time.monotonic())

@@ -109,6 +109,7 @@ class Fake:
             n: Verdicts(np.where(success[n] < 0, np.nan, success[n]).astype(np.float64), success[n]) for n in rollouts
         }
         rewards = rewards or {n: v.reward for n, v in verdicts.items()}
+        self.sharing.begin_step()
         return self.sharing.share(step, rollouts, verdicts, rewards, self, None), rollouts, verdicts
 
 
