@@ -10,6 +10,6 @@ A regime is a module of this package with
     build(material) -> (batches, metrics)     one padded Batch an optimiser update, and numbers worth a look
 
 and, where the published method sets the objective too, PUBLISHED: settings of `config.policy` as published.
-`mutualrl.assembly` has the Material and what all regimes share. Without peers every regime's batches are those of
-`none`, bit for bit.
+`mutualrl.assembly` has the Material and what all regimes share. Without peers the batches of every regime but
+`sft`, a control, are those of `none`, bit for bit.
 """

@@ -67,6 +67,10 @@ def check(options: Options, run) -> None:
             raise ConfigError(f"transfer.distill.{field}={value:g}: must be above 0")
     if options.task_coef < 0:
         raise ConfigError(f"transfer.distill.task_coef={options.task_coef:g}: must be at least 0")
+    if run.exchange.logs:
+        raise ConfigError(
+            f"exchange.logs={', '.join(run.exchange.logs)}: must be empty with transfer 'distill': a log cannot score"
+        )
     for name, policy in run.policies.items():
         if policy.ratio_level != "token" and not policy.frozen:
             raise ConfigError(f"policies.{name}.ratio_level={policy.ratio_level!r}: with transfer 'distill' only token")

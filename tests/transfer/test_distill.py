@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from material import Text, assert_equal, build, material, row_logp, scored
 
 from mutualrl import types
+from mutualrl.config import add_policy, base_config, read, use_transfer
 from mutualrl.settings import ConfigError, PolicyConfig
 from mutualrl.transfer import distill, none
 
@@ -248,3 +249,14 @@ def test_refused(others, settings, message):
     distill.check(distill.Options(), run_of(kl_in_reward=True))
     with pytest.raises(ConfigError, match=message):
         distill.check(distill.Options(**others), run_of(**settings))
+
+
+def test_a_log_cannot_teach():
+    config = base_config()
+    for name in ("a", "b"):
+        add_policy(config, name, model="x")
+    use_transfer(config, "distill")
+    read(config)
+    config.exchange.logs = {"before": {"folder": "x", "policy": "a"}}
+    with pytest.raises(ConfigError, match="exchange.logs=before: must be empty with transfer 'distill'"):
+        read(config)
