@@ -12,7 +12,7 @@ from material import Text, assert_equal, build, material, row_logp, scored
 
 from mutualrl import types
 from mutualrl.config import add_policy, base_config, read, use_transfer
-from mutualrl.settings import ConfigError, PolicyConfig
+from mutualrl.settings import ConfigError, ExchangeConfig, PolicyConfig
 from mutualrl.transfer import distill, none
 
 NAN = np.nan
@@ -229,7 +229,7 @@ def test_updates_and_order():
 
 def run_of(**settings):
     policies = {"a": PolicyConfig(model="m", **settings), "b": PolicyConfig(model="m", frozen=True)}
-    return std_types.SimpleNamespace(policies=policies, label="verifier")
+    return std_types.SimpleNamespace(policies=policies, label="verifier", exchange=ExchangeConfig())
 
 
 @pytest.mark.parametrize(
