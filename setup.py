@@ -36,6 +36,7 @@ setup(
         "reasoning-gym",  # procedural tasks with their own verifiers
         "pyarrow>=15",  # exchange.log: columnar files that pandas and pyarrow open
         "matplotlib>=3.8",  # plots of a comparison
+        "scipy",  # quantiles for intervals over few seeds
         "rich",  # progress and tables
     ],
     extras_require={

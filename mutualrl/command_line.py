@@ -15,9 +15,22 @@ from mutualrl.config import ConfigError, RunConfig, read
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[RunConfig, str]:
-    """Settings and work folder from `--config=FILE [--config.path.to.setting=value …] [--workdir=FOLDER]`.
+    """Settings and work folder of a run from `--config=FILE [--config.path.to.setting=value …] [--workdir=FOLDER]`.
+
+    Raises:
+      ConfigError: a flag, file, setting or value is wrong; the message is one line.
+    """
+    config, workdir, _ = parse(argv)
+    return read(config), workdir
+
+
+def parse(argv: Sequence[str], internal: str = "") -> tuple[ConfigDict, str, str]:
+    """A config file's ConfigDict with overrides, the work folder, and the value of a further flag.
 
     Values may also stand in a file given by `--flagfile`. The work folder defaults to `runs/<name of the config file>`.
+
+    Args:
+      internal: name of a flag that a program sets for its own processes; '' for none.
 
     Raises:
       ConfigError: a flag, file, setting or value is wrong; the message is one line.
@@ -25,6 +38,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[RunConfig, str]:
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", None, "config file", flag_values=values)
     flags.DEFINE_string("workdir", "", "folder of the run", flag_values=values)
+    if internal:
+        flags.DEFINE_string(internal, "", "set by this program for its own processes", flag_values=values)
     saved = sys.argv
     try:
         # ml_collections reads sys.argv itself to find out which settings are overridden.
@@ -35,7 +50,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[RunConfig, str]:
         rest = values(argv)
         if len(rest) > 1:
             raise ConfigError(f"{rest[1]!r}: not a flag; settings are given as --config.path.to.setting=value")
-        return read(values["config"].value), values["workdir"].value or f"runs/{Path(path.partition(':')[0]).stem}"
+        workdir = values["workdir"].value or f"runs/{Path(path.partition(':')[0]).stem}"
+        return values["config"].value, workdir, values[internal].value if internal else ""
     except ConfigError:
         raise
     except Exception as error:  # absl and ml_collections raise many types for one thing: a wrong flag

@@ -29,10 +29,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from absl import flags
-from ml_collections import config_flags
 
 from mutualrl import command_line
 from mutualrl.arms import MODELS, Comparison, is_finished, plan
@@ -115,28 +111,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Comparison, str]:
     Raises:
       ConfigError: a flag, file, setting or value is wrong; the message is one line.
     """
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", None, "config file", flag_values=values)
-    flags.DEFINE_string("workdir", "", "folder of the comparison", flag_values=values)
-    flags.DEFINE_string("part", "", "set by this program for its own processes", flag_values=values)
-    saved = sys.argv
-    try:
-        # ml_collections reads sys.argv itself to find out which settings are overridden.
-        argv = values.read_flags_from_files(list(argv), force_gnu=False)
-        path = command_line._config_path(argv)
-        command_line._check_overrides(command_line._defaults(path), argv)
-        sys.argv = argv
-        rest = values(argv)
-        if len(rest) > 1:
-            raise ConfigError(f"{rest[1]!r}: not a flag; settings are given as --config.path.to.setting=value")
-    except ConfigError:
-        raise
-    except Exception as error:  # absl and ml_collections raise many types for one thing: a wrong flag
-        raise ConfigError(" ".join(str(error).split()) or type(error).__name__) from error
-    finally:
-        sys.argv = saved
-    workdir = values["workdir"].value or f"runs/{Path(path.partition(':')[0]).stem}"
-    return plan(values["config"].value, workdir), values["part"].value
+    config, workdir, part = command_line.parse(argv, internal="part")
+    return plan(config, workdir), part
 
 
 def report(compared: Comparison, failed: Mapping[str, str]) -> None:
