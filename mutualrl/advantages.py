@@ -156,3 +156,16 @@ def mixed_groups(success: np.ndarray) -> np.ndarray:
     """
     right = (np.asarray(success) == 1).sum(-1)
     return (right > 0) & (right < np.shape(success)[-1])
+
+
+def failed_groups(success: np.ndarray) -> np.ndarray:
+    """Groups of which something could be judged, and nothing was right.
+
+    Args:
+      success: i8[P, G] verdicts, 1 right, 0 wrong, -1 unknown.
+
+    Returns:
+      bool[P].
+    """
+    success = np.asarray(success)
+    return ~(success == 1).any(-1) & (success == 0).any(-1)

@@ -130,7 +130,30 @@ def plan(config: ml_collections.ConfigDict, workdir: str | Path) -> Comparison:
             folders = {a: workdir / a / str(seed) for a in arms}
             run, copies = _arm(config.base, arm, arms[arm], seed, folders)
             runs.append(PlannedRun(arm, seed, run, copies, folders[arm], needs[arm]))
+    for planned in runs:
+        _check(planned, runs)
     return Comparison(tuple(runs), tuple(arms), seeds, config.jobs, config.baseline, contrasts, workdir)
+
+
+def _check(planned: PlannedRun, runs: Sequence[PlannedRun]) -> None:
+    """Refuses a run that a comparison cannot use, or that waits for a log which the other run will not have.
+
+    Raises:
+      ConfigError.
+    """
+    if not planned.run.eval_problems:
+        raise ConfigError("base.eval_problems=0: arms are compared on held-out problems; must be at least 1")
+    writers = {r.folder / "exchange.log": r for r in runs if r.seed == planned.seed}
+    for name, log in planned.run.exchange.logs.items():
+        if (other := writers.get(Path(log.folder))) is None:
+            continue
+        where = f"arms.{planned.arm}.exchange.logs.{name}"
+        if not other.run.exchange.log:
+            raise ConfigError(f"{where}.folder={log.folder!r}: arm {other.arm} keeps no log; set its exchange.log=True")
+        for field, value in (("policy", log.policy), ("used_by", log.used_by)):
+            if value and value not in other.run.policies:
+                names = ", ".join(other.run.policies)
+                raise ConfigError(f"{where}.{field}={value!r}: must be a policy of arm {other.arm}: {names}")
 
 
 def _needs(arm: str, overrides: Mapping[str, Any], arms: Mapping[str, Any]) -> tuple[str, ...]:

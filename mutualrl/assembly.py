@@ -167,9 +167,8 @@ def both_sides(
       tokens; i[R] bytes.
     """
     r = m.received
-    trace = Trace(**{f.name: getattr(r.trace, f.name)[use] for f in dataclasses.fields(Trace)})
     ends = r.ends[use]
-    aligned = bridge.align(trace, ends, r.n[use], granularity="finest")  # sums over a row depend on no option
+    aligned = bridge.align(r.trace.at(use), ends, r.n[use], granularity="finest")  # sums over a row depend on no option
     counted = r.surr_mask[use] & aligned.known & ((aligned.group >= 0) | np.reshape(stop, (-1, 1)))
     tokens = (aligned.source_group >= 0).sum(-1) + (counted & (aligned.group < 0)).sum(-1)
     text_bytes = np.where(aligned.group >= 0, ends, 0).max(-1, initial=0)

@@ -94,19 +94,23 @@ def join(*parts: Batch) -> Batch:
     return Batch(**{f.name: np.concatenate([getattr(x, f.name) for x in parts]) for f in dataclasses.fields(Batch)})
 
 
-def with_snapshot(batch: Batch, logp: np.ndarray) -> Batch:
-    """The batch with ratios to a snapshot's log-probs f32[B, T] on the rows whose ratio was to the learner itself."""
-    mine = batch.denom_self[:, None]
-    return dataclasses.replace(
-        batch,
-        denom_logp=np.where(mine, logp, batch.denom_logp).astype(np.float32),
-        denom_self=np.zeros_like(batch.denom_self),
-    )
+def with_snapshot(batch: Batch, rows: np.ndarray, logp: np.ndarray) -> Batch:
+    """The batch whose chosen rows, bool[B], have their ratio to a snapshot's log-probs f32[R, T]."""
+    denom, to_self = batch.denom_logp.copy(), batch.denom_self.copy()
+    denom[rows], to_self[rows] = logp, False
+    return dataclasses.replace(batch, denom_logp=denom, denom_self=to_self)
 
 
-def with_reference(batch: Batch, logp: np.ndarray) -> Batch:
-    """The batch with a KL reference's log-probs f32[B, T]."""
-    return dataclasses.replace(batch, ref_logp=logp.astype(np.float32))
+def with_reference(batch: Batch, rows: np.ndarray, logp: np.ndarray) -> Batch:
+    """The batch whose chosen rows, bool[B], have a KL reference's log-probs f32[R, T]."""
+    ref = batch.ref_logp.copy()
+    ref[rows] = logp
+    return dataclasses.replace(batch, ref_logp=ref)
+
+
+def from_peers(batch: Batch, me: int) -> np.ndarray:
+    """bool[B]: received rows that the update learns from, in the surrogate or the NLL term."""
+    return (batch.source != me) & ((batch.surr_weight != 0) | (batch.nll_weight != 0))
 
 
 def take(batch: Batch, rows: np.ndarray) -> Batch:

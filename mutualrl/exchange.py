@@ -32,7 +32,7 @@ Transport = Callable[[str, int, Mapping[str, wire.Wire | None], float], Mapping[
 def in_process(
     slot: str, step: int, mine: Mapping[str, wire.Wire | None], seconds: float
 ) -> Mapping[str, wire.Wire | None]:
-    """The transport where one process has all policies."""
+    """The transport where one process has all policies. There is nobody to wait for, so no record is late."""
     return dict(mine)
 
 
@@ -53,6 +53,7 @@ class Exchange:
 
     Attributes:
       shape: sizes on the wire.
+      heard: the sources that some learner hears.
       causes: what was dropped or missing over the run, by `<source>/<cause>`: `absent` (no record in time), `stale`,
         `policy` (a record in another's name, or in another slot than its own), `overflow`, `trace` (rows of a log, see
         `LogReader.record`) and the causes of `wire.from_wire` and `wire.validate`.
@@ -85,6 +86,7 @@ class Exchange:
         self.shape, self.run_id = WireShape.of(run), run_id
         self._settings, self._transport, self._clock = run.exchange, transport, clock
         self._sources, self._edges = sources(run), edges(run)
+        self.heard = {s.name for heard in self._edges.values() for s in heard}
         self._traced = "trace" in topics
         self._logs = {
             name: LogReader(log, f"exchange.logs.{name}", topics) for name, log in run.exchange.logs.items() if topics
@@ -102,10 +104,12 @@ class Exchange:
         self._published = {}
 
     def publish(self, record: Record) -> None:
-        """Gives a record of one of this process's policies to the round; see `slot`."""
+        """Gives a record of one of this process's policies to the round; see `slot`. If nobody hears the policy, the
+        record only goes into the log."""
         name = record.header.policy
-        self._published[slot(record), name] = record, self._clock()
-        self.bytes_sent[name] += _payload(record)
+        if name in self.heard:
+            self._published[slot(record), name] = record, self._clock()
+            self.bytes_sent[name] += _payload(record)
         if self.log:
             self.log.add(record)
 
@@ -136,11 +140,12 @@ class Exchange:
     def _round(self, name: str, step: int) -> dict[str, Record]:
         """One slot: the checked records of the policies that are there."""
         learner = name.partition("/")[2]  # of teachers' scores only those who hear it are asked
-        policies = [s for s in (self._edges[learner] if learner else self._sources) if s.kind != LOG]
+        asked = self._edges[learner] if learner else self._sources
+        policies = [s for s in asked if s.kind != LOG and s.name in self.heard]
         mine: dict[str, wire.Wire | None] = {}
         for s in policies:
             record, stamp = self._published.get((name, s.name), (None, 0.0))
-            late = stamp - self._opened > self._settings.deadline_s
+            late = self._transport is not in_process and stamp - self._opened > self._settings.deadline_s
             mine[s.name] = None if record is None or late else wire.to_wire(record, self.shape)
         left = max(0.0, self._settings.deadline_s - (self._clock() - self._opened))
         sent = self._transport(name, step, mine, left)

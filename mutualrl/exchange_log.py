@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mutualrl import experience
+from mutualrl.batches import from_peers
 from mutualrl.experience import CapabilityRecord, Header, Record, RolloutRecord, StatsRecord, TeacherRecord, WireShape
 from mutualrl.settings import ConfigError, LogSource
 from mutualrl.types import Batch, GroupStats, Problem
@@ -52,7 +53,7 @@ class LogWriter:
         """
         keys = occurrences([x.id for x in problems])
         for update, batch in enumerate(batches):
-            rows = np.flatnonzero((batch.source != me) & ((batch.surr_weight != 0) | (batch.nll_weight != 0)))
+            rows = np.flatnonzero(from_peers(batch, me))
             if len(rows):
                 columns = {
                     "step": np.full(len(rows), step),

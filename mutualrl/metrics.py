@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from mutualrl import types
+from mutualrl.advantages import failed_groups
+from mutualrl.batches import from_peers
 from mutualrl.files import replace_text
-from mutualrl.types import Batch, Received, Rollouts, Verdicts
+from mutualrl.types import Batch, GroupStats, Received, Rollouts, Verdicts
 
 
 def masked_mean(x: np.ndarray, mask: np.ndarray) -> float:
@@ -38,7 +40,7 @@ def of_rollouts(rollouts: Rollouts, verdicts: Verdicts) -> dict[str, float]:
         "reward/mean": masked_mean(reward, valid),
         "reward/invalid": float((~valid).sum()),
         "success/mean": masked_mean(verdicts.success == 1, known),
-        "rescue/all_fail": float(np.mean(solved == 0)),
+        "rescue/all_fail": float(failed_groups(verdicts.success).mean()),
         "success/all_right": float(np.mean(solved == reward.shape[-1])),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
@@ -84,15 +86,17 @@ def of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def of_peers(
     verdicts: Verdicts,
     received: Received,
+    stats: Sequence[GroupStats],
     batches: Sequence[Batch],
     updates: Sequence[Mapping[str, np.ndarray]],
     me: int,
 ) -> dict[str, float]:
     """What came from peers and what of it entered the updates of one learner.
 
-    `rescue/all_fail` of `of_rollouts` is the share of problems without an own success; here `rescue/available` is the
-    share of those for which some peer's success was heard, `rescue/used` the share for which a received row was trained
-    on. `peer_rows` and `peer_tokens` count what was trained on.
+    `rescue/all_fail` of `of_rollouts` is the share of problems whose own rollouts all fail; here `rescue/available` is
+    the share of those for which some peer's success was heard (as a rollout or in group sums), `rescue/used` the share
+    for which a received row was trained on; both are absent where nothing was heard. `peer_rows` and `peer_tokens`
+    count what was trained on.
 
     Ratios of received rows in the surrogate whose source sent log-probs: w = exp((S_l - S_s)/n) with S_l, S_s the
     row's log-prob under learner and source and n its tokens under the learner (norm `learner`, our definition).
@@ -103,14 +107,16 @@ def of_peers(
       batches, updates: of the step, in order; `updates` with `row_logp`.
       me: the learner's index.
     """
-    stuck = (verdicts.success == 1).sum(-1) == 0
+    stuck = failed_groups(verdicts.success)
     helped = (received.heard & (received.success == 1)).any(-1)
+    for one in stats:
+        helped |= one.n_success > 0
+    heard = received.heard.any() or any((one.n > 0).any() for one in stats)
     used = np.zeros(len(stuck), bool)
     rows = tokens = 0
     logs, own_each = [], []
     for batch, update in zip(batches, updates):
-        weights = batch.surr_weight, batch.nll_weight
-        peer = (batch.source != me) & ((weights[0] != 0) | (weights[1] != 0))
+        peer = from_peers(batch, me)
         used[batch.group[peer]] = True
         rows, tokens = rows + int(peer.sum()), tokens + int(batch.mask[peer].sum())
         ratio = peer & (batch.surr_weight != 0) & np.isfinite(batch.source_logp) & (batch.source_tokens > 0)
@@ -118,7 +124,7 @@ def of_peers(
         logs.append((update["row_logp"][ratio] - batch.source_logp[ratio]) / n)
         own_each.append(update["row_logp"][ratio] / n - batch.source_logp[ratio] / batch.source_tokens[ratio])
     out = {"peer_rows": float(rows), "peer_tokens": float(tokens)}
-    if stuck.any():
+    if heard and stuck.any():
         out["rescue/available"] = float(helped[stuck].mean())
         out["rescue/used"] = float(used[stuck].mean())
     log = np.concatenate(logs) if logs else np.zeros(0)

@@ -108,7 +108,8 @@ class Policy:
             real_vocab=self.real_vocab,
             chunk=config.logit_chunk_tokens,
         )
-        optimizer = make_optimizer(config, total_updates)
+        # What is never updated needs no optimiser state and no reference.
+        optimizer = optax.identity() if config.frozen else make_optimizer(config, total_updates)
         self.schedule = schedule(config, total_updates)
         self._place(params, optimizer)
         self._sample = jax.jit(sample, static_argnames=("decoder", "settings"))
@@ -132,7 +133,8 @@ class Policy:
         self.state = {"params": params, "opt_state": opt_state, "step": zero(), "skipped": zero()}
         self.state_shardings = sharding.shardings(self.state, self.mesh)
         # The update donates the state, so the reference needs arrays of its own.
-        self.ref_params = jax.tree.map(jnp.copy, params) if self.config.kl_coef else None
+        anchored = self.config.kl_coef and not self.config.frozen
+        self.ref_params = jax.tree.map(jnp.copy, params) if anchored else None
 
     # Prompts
 

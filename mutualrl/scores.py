@@ -47,29 +47,30 @@ def shaped_rewards(
     old, ref = scores.of(rows), scores.of(rows, reference=True)
     return {
         p.name: shaped_reward(rollouts[p.name], verdicts[p.name], p.config, old.get(p.name), ref.get(p.name))
-        if p.name in rows or not p.config.kl_in_reward
-        else verdicts[p.name].reward
         for p in cohort
     }
 
 
-def complete(
-    scores: Scores, learners: Sequence[Policy], built: Mapping[str, Sequence[Batch]]
-) -> dict[str, list[Batch]]:
+def complete(scores: Scores, built: Mapping[str, Sequence[Batch]]) -> dict[str, list[Batch]]:
     """The batches of a step with the log-probs that only the policy can give, before any update is made.
 
     With one update a step the snapshot is the policy being updated, so the ratio is 1 without a forward pass. With
-    several, rows whose ratio is to the learner itself get its log-probs as they are now.
+    several, the surrogate's rows whose ratio is to the learner itself get its log-probs as they are now. Rows of the KL
+    term get those of the reference. No other row is scored.
     """
     out = {name: list(rows) for name, rows in built.items()}
-    several = [p for p in learners if len(out[p.name]) > 1 and any(b.denom_self.any() for b in out[p.name])]
-    anchored = [p for p in learners if any(b.kl_weight.any() for b in out[p.name])]
-    for policies, reference, fill in (
-        (several, False, batches.with_snapshot),
+    to_self = {name: [(b.surr_weight != 0) & b.denom_self for b in rows] for name, rows in out.items() if len(rows) > 1}
+    anchored = {name: [b.kl_weight != 0 for b in rows] for name, rows in out.items()}
+    for chosen, reference, fill in (
+        (to_self, False, batches.with_snapshot),
         (anchored, True, batches.with_reference),
     ):
-        found = scores.of({p.name: batches.join(*out[p.name]) for p in policies}, reference=reference)
-        for name, logp in found.items():
-            parts = np.split(logp, np.cumsum([len(b.tokens) for b in out[name]])[:-1])
-            out[name] = [fill(batch, part) for batch, part in zip(out[name], parts)]
+        asked = {
+            name: batches.join(*(batches.take(b, w) for b, w in zip(out[name], rows)))
+            for name, rows in chosen.items()
+            if any(w.any() for w in rows)
+        }
+        for name, logp in scores.of(asked, reference=reference).items():
+            parts = np.split(logp, np.cumsum([w.sum() for w in chosen[name]])[:-1])
+            out[name] = [fill(*x) for x in zip(out[name], chosen[name], parts)]
     return out

@@ -83,8 +83,8 @@ class PolicyConfig:
 class LogSource:
     """A peer that is not there: what a policy published in an earlier run, read from that run's `exchange.log`."""
 
-    folder: str  # the earlier run's exchange.log
-    policy: str  # whose records
+    folder: str = ""  # the earlier run's exchange.log
+    policy: str = ""  # whose records
     used_by: str = ""  # only rows that this policy trained on in that run; empty: all
 
 

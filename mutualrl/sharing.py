@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mutualrl import batches, experience, metrics, sources, types
+from mutualrl.advantages import failed_groups
 from mutualrl.assembly import Material
 from mutualrl.config import regime, transfer_options
 from mutualrl.exchange import Exchange, Heard
@@ -40,6 +41,7 @@ class Sharing:
         label: module of `mutualrl.labels`.
         """
         self.run, self.cohort, self.label, self.exchange = run, cohort, label, exchange
+        self.label_source = f"{run.label}:{run.grader}"
         self.options = transfer_options(run)
         self.topics = regime(run).topics(self.options)
         self.edges = sources.edges(run)
@@ -126,10 +128,16 @@ class Sharing:
     ) -> None:
         shape = self.exchange.shape
         for name, own in rollouts.items():
-            head = experience.header(self.exchange.run_id, own, self.run.label)
+            head = experience.header(self.exchange.run_id, own, self.label_source)
             if "rollout" in self.topics:
                 record, too_long = experience.rollout_record(
-                    head, own, *spans[name], verdicts[name], shape, with_trace="trace" in self.topics
+                    head,
+                    own,
+                    *spans[name],
+                    verdicts[name],
+                    shape,
+                    with_trace="trace" in self.topics,
+                    answers=verdicts[name].answers,
                 )
                 self._count(name, "wire", {"overflow": too_long})
                 self.exchange.publish(record)
@@ -144,7 +152,9 @@ class Sharing:
             records,
             len(own.problems),
             p.tokenizer,
-            lambda record: self.label.judge(record, own, verdicts, grader),
+            lambda record: self.label.judge(
+                record, own, verdicts, grader, record.header.label_source == self.label_source
+            ),
             length=p.config.max_new_tokens,
             overlong=self.run.exchange.overlong,
             two_way={s.name: any(x.name == p.name for x in self.edges.get(s.name, ())) for s, _ in records},
@@ -191,8 +201,10 @@ class Sharing:
                     problem = np.repeat(np.arange(p), g)[again[s.name].ok]
                     tokens, mask = (x[again[s.name].ok] for x in (again[s.name].tokens, again[s.name].mask))
                     rows[s.name] = batches.completions(rollouts[s.name], problem, tokens, mask)
-            for name, logp in scores.of(rows).items():
-                head = experience.header(self.exchange.run_id, rollouts[name], self.run.label)
+            scored_rows = scores.of(rows)
+            for name in again:
+                logp = scored_rows.get(name, np.zeros((0, again[name].tokens.shape[1]), np.float32))
+                head = experience.header(self.exchange.run_id, rollouts[name], self.label_source)
                 scored = _scored(text, again[name], logp, own.finish == types.STOP)
                 record = experience.teacher_record(head, learner, scored, shape)
                 self._count(name, "wire", {"overflow": int(scored.valid.sum() - record.valid.sum())})
@@ -215,14 +227,14 @@ class Sharing:
         """
         if not self.edges[p.name] or not self.topics:
             return {}
-        found = metrics.of_peers(m.verdicts, m.received, trained, updates, p.index)
-        failed = (m.verdicts.success == 1).sum(-1) == 0
+        found = metrics.of_peers(m.verdicts, m.received, m.stats, trained, updates, p.index)
+        failed = failed_groups(m.verdicts.success)
         again = [bool(f) for x, f in zip(m.own.problems, failed) if x.id in self.rescued[p.name]]
         if again:
             found["rescue/stuck"] = float(np.mean(again))
         used = np.zeros(len(failed), bool)
         for b in trained:
-            used[b.group[(b.source != p.index) & ((b.surr_weight != 0) | (b.nll_weight != 0))]] = True
+            used[b.group[batches.from_peers(b, p.index)]] = True
         visited, now = ({x.id for x, y in zip(m.own.problems, which) if y} for which in (used | True, used & failed))
         self.rescued[p.name] = (self.rescued[p.name] - visited) | now
         if self.exchange.log:

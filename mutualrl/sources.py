@@ -91,4 +91,6 @@ def check(run: RunConfig) -> None:
         raise ConfigError(f"exchange.edges={run.exchange.edges}: only with topology 'explicit'")
     if run.exchange.topology == "pairs" and len(run.policies) % 2:
         raise ConfigError(f"exchange.topology='pairs': needs an even number of policies, not {len(run.policies)}")
-    edges(run)
+    heard = {s.name for found in edges(run).values() for s in found}
+    if unheard := sorted(set(run.exchange.logs) - heard):
+        raise ConfigError(f"exchange.logs.{unheard[0]}: no edge starts at it; add '{unheard[0]}->learner' to edges")

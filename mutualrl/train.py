@@ -76,7 +76,7 @@ def train_step(
 
     asked = scores.of({p.name: rows for p in learners if (rows := transfer.to_score(materials[p.name])) is not None})
     built = {p.name: transfer.build(dataclasses.replace(materials[p.name], scored=asked.get(p.name))) for p in learners}
-    batches = complete(scores, learners, {name: out for name, (out, _) in built.items()})
+    batches = complete(scores, {name: out for name, (out, _) in built.items()})
     updates = {p.name: [p.update(batch) for batch in batches[p.name]] for p in learners}
     results = {p.name: metrics.of_rollouts(rollouts[p.name], verdicts[p.name]) for p in cohort}
     for p in learners:
@@ -139,7 +139,8 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         if saved["held_out"] != progress["held_out"]:
             logging.warning("%s: other held-out problems than before; earlier evaluations are dropped", workdir)
             saved["evaluations"] = {}
-        sharing.restore(saved["sharing"])
+        if "sharing" in saved:  # not before policies exchanged anything
+            sharing.restore(saved["sharing"])
         progress = {**progress, **{k: saved[k] for k in ("evaluations", "tokens", "seconds")}}
         logging.warning("%s goes on after step %d", workdir, first_step)
     note_config(run, workdir)
@@ -186,7 +187,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
             for step in range(first_step, run.steps):
                 found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, sharing, grader)
                 count_tokens(progress["tokens"], found)
-                check_health(found, run, warn)
+                check_health(found, run, warn, sharing.counts())
                 done = step + 1
                 writer.write(done, flatten(found, grader, sharing))
                 bar.update(done, describe(found))
@@ -314,8 +315,18 @@ def count_tokens(totals: dict[str, dict[str, int]], found: Mapping[str, Mapping[
             total[kind] = total.get(kind, 0) + int(found[name].get(f"tokens/{kind}", 0))  # a frozen policy trains none
 
 
-def check_health(found: Mapping[str, Mapping[str, float]], run: RunConfig, warn: report.Warnings) -> None:
-    """Warns, once each, of what usually means that a run is not doing what its owner thinks."""
+def check_health(
+    found: Mapping[str, Mapping[str, float]], run: RunConfig, warn: report.Warnings, dropped: Mapping[str, int]
+) -> None:
+    """Warns, once each, of what usually means that a run is not doing what its owner thinks.
+
+    Args:
+      dropped: from `Sharing.counts`.
+    """
+    for key in dropped:
+        if key.endswith("/absent"):
+            name = key.partition("/")[0]
+            warn(key, f"{name} was absent from the exchange in a step; who hears it learnt without it, see {key}")
     for name, policy in run.policies.items():
         m = found[name]
         gap = m.get("mismatch/mean_abs", 0.0)

@@ -114,10 +114,12 @@ class Verdicts:
     Attributes:
       reward: f64[P, G], NaN where the rollout could not be judged (it then leaves statistics and loss).
       success: i8[P, G] unshaped verdict: 1 right, 0 wrong, -1 unknown. Gates and counts use this, never `reward`.
+      answers: P lists of the G answers that were found, None where none was; None if nobody looked.
     """
 
     reward: np.ndarray
     success: np.ndarray
+    answers: tuple[tuple[str | None, ...], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,10 @@ class Trace:
     logp: np.ndarray
     eos_logp: np.ndarray
     valid: np.ndarray
+
+    def at(self, rows: Any) -> Trace:
+        """The trace of the chosen rows: an index into the leading dimensions."""
+        return Trace(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(Trace)})
 
     @property
     def total(self) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 
 from mutualrl import metrics, types
 from mutualrl.assembly import no_peers
-from mutualrl.types import Batch, Rollouts, Verdicts
+from mutualrl.types import Batch, GroupStats, Rollouts, Verdicts
 
 
 def rollouts(lengths, finish, t=8):
@@ -109,7 +109,7 @@ def test_of_peers_against_numbers_worked_out_by_hand():
         {"row_logp": np.array([-8 + 5 * math.log(2), -6.0, -1.5])},
     ]
     received = heard([[1, 0], [1, 0], [1, 1], [0, 0], [0, 0]], np.array([[1, 1], [0, 1], [1, 1], [1, 1], [1, 1]]) > 0)
-    m = metrics.of_peers(SOLVED, received, [first, second], updates, 0)
+    m = metrics.of_peers(SOLVED, received, (), [first, second], updates, 0)
     assert m["peer_rows"] == 5 and m["peer_tokens"] == 2 + 4 + 6 + 3 + 3
     assert m["rescue/available"] == pytest.approx(1 / 3)  # of 0, 1 and 3; what 1 could have had was not heard
     assert m["rescue/used"] == pytest.approx(1 / 3)  # only 1
@@ -124,16 +124,24 @@ def test_of_peers_against_numbers_worked_out_by_hand():
 
 def test_of_peers_where_nothing_came_or_nothing_was_wanted():
     own = peer_batch([(1, 0, 4, 4, 0.5, 0.0, np.nan, np.nan)])
-    m = metrics.of_peers(SOLVED, no_peers(5, 6), [own], [{"row_logp": np.array([-1.0])}], 1)
-    assert m == {"peer_rows": 0, "peer_tokens": 0, "rescue/available": 0, "rescue/used": 0}
+    m = metrics.of_peers(SOLVED, no_peers(5, 6), (), [own], [{"row_logp": np.array([-1.0])}], 1)
+    assert m == {"peer_rows": 0, "peer_tokens": 0}
     all_right = Verdicts(np.ones((5, 2)), np.ones((5, 2), np.int8))
-    assert "rescue/available" not in metrics.of_peers(all_right, heard(np.ones((5, 3))), [], [], 0)
+    assert "rescue/available" not in metrics.of_peers(all_right, heard(np.ones((5, 3))), (), [], [], 0)
+
+
+def test_group_sums_tell_of_successes_too():
+    n, right = np.array([2, 2, 2, 0, 2]), np.array([0, 1, 2, 0, 0])
+    sums = GroupStats(n=n, sum=right, sumsq=right, min=right * 0, max=right > 0, n_success=right)
+    stuck = ~(SOLVED.success == 1).any(1) & (SOLVED.success == 0).any(1)
+    m = metrics.of_peers(SOLVED, no_peers(5, 6), (sums,), [], [], 0)
+    assert stuck.any() and m["rescue/available"] == pytest.approx(np.mean(right[stuck] > 0)) and m["rescue/used"] == 0
 
 
 def test_of_peers_of_a_row_without_a_token_of_its_source():
     """An empty text behind a stop text: no token on either side has a log-prob."""
     rows = peer_batch([(1, 0, 1, 0, 0.5, 0.0, 0.0, 0), (1, 0, 2, 2, 0.5, 0.0, -1.0, 1)])
-    m = metrics.of_peers(SOLVED, heard(np.zeros((5, 2))), [rows], [{"row_logp": np.array([0.0, -1.0])}], 0)
+    m = metrics.of_peers(SOLVED, heard(np.zeros((5, 2))), (), [rows], [{"row_logp": np.array([0.0, -1.0])}], 0)
     assert m["ratio/own_each"] == 0.5 and m["ratio/log_mean"] == 0 and m["peer_rows"] == 2
 
 

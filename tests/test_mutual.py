@@ -1,5 +1,6 @@
 """Policies that learn from each other: every regime through the whole loop, resume, frozen and logged peers."""
 
+import dataclasses
 import importlib
 import json
 import logging
@@ -26,7 +27,7 @@ REGIMES = {
     "xgrpo": ("xgrpo", {}, {}),
     "sgt": ("sgt", dict(selection="likelihood"), dict(updates_per_step=2)),
     "graft": ("graft", dict(floor=0.0, balance=False), dict(updates_per_step=2, group_size=4, lr=1e-3)),
-    "hacpo": ("hacpo", {}, dict(updates_per_step=2, lr=1e-3)),
+    "hacpo": ("hacpo", {}, dict(group_size=4, lr=1e-3)),
     "luffy": ("luffy", {}, dict(group_size=4, lr=1e-3)),
     "ampo": ("ampo", {}, {}),
     "distill": ("distill", dict(task_coef=0.5), {}),
@@ -154,7 +155,7 @@ class Killed(Exception):
 
 def test_a_mutual_run_resumes_bit_for_bit(models, tmp_path, monkeypatch):
     """Parameters, metrics, exchange log and summary are those of the run that was not stopped."""
-    config = lambda: read(settings(models, "hacpo", None, dict(lr=1e-3), exchange=dict(log=True)))  # noqa: E731
+    config = lambda: read(settings(models, "hacpo", None, dict(group_size=4, lr=1e-3), exchange=dict(log=True)))  # noqa: E731
     whole = train(config(), tmp_path / "whole" / "run")
     step = train_module.train_step
 
@@ -207,10 +208,15 @@ def test_frozen_and_logged_peers(models, tmp_path, caplog):
         train(read(settings(alone, "sgt", exchange=dict(logs=log))), tmp_path / "missing")
 
 
-def test_the_order_of_policies_does_not_matter(models, tmp_path):
-    for order in (["llama", "qwen"], ["qwen", "llama"]):
-        train(read(settings({n: models[n] for n in order}, "sgt")), tmp_path / order[0])
-    assert same(states(tmp_path / "llama"), states(tmp_path / "qwen"))
+def test_order_and_plan_do_not_matter(models, tmp_path):
+    """Reversed order: other indices and another order of sources. Static plan: each policy on a device of its own."""
+    run = read(settings(models, "sgt"))
+    reversed_ = dataclasses.replace(run, policies=dict(reversed(run.policies.items())))
+    assert list(reversed_.policies) == ["qwen", "llama"]
+    for name, each in dict(first=run, turned=reversed_, static=dataclasses.replace(run, plan="static")).items():
+        train(each, tmp_path / name)
+    assert same(states(tmp_path / "first"), states(tmp_path / "turned"))
+    assert same(states(tmp_path / "first"), states(tmp_path / "static"))
 
 
 def test_a_lossy_tokenizer_is_refused(models, tmp_path, caplog):

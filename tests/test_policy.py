@@ -90,6 +90,9 @@ def rollouts(tokenizer, s=S, t=T):
 VERDICTS = Verdicts(np.random.default_rng(1).normal(size=(P, G)), np.zeros((P, G), np.int8))
 
 
+EVERY = slice(None)
+
+
 def rows_of(policy, s=S, t=T, **settings):
     """One update's batch with ratios off 1 and a KL, under fixed noise of [P·G, T]."""
     own = rollouts(policy.tokenizer, s, t)
@@ -99,7 +102,7 @@ def rows_of(policy, s=S, t=T, **settings):
     logp = np.pad(snapshot(policy), ((0, 0), (0, t - T)))
     config = dataclasses.replace(policy.config, **settings)
     own = dataclasses.replace(own, logprobs=(logp + noise[0] / 2).reshape(P, G, t))
-    return with_reference(with_snapshot(grpo(own, VERDICTS, config), logp + noise[0]), logp + noise[1])
+    return with_reference(with_snapshot(grpo(own, VERDICTS, config), EVERY, logp + noise[0]), EVERY, logp + noise[1])
 
 
 def grpo(own, verdicts, config):
@@ -293,11 +296,11 @@ def test_equal_rewards_give_no_gradient_but_their_kl_does(make):
     free = dataclasses.replace(policy.config, kl_coef=0.0)
     found, _ = updated(policy, grpo(own, equal, free))
     assert found["grad_norm"] == 0
-    found, _ = updated(policy, with_reference(grpo(own, equal, policy.config), reference))
+    found, _ = updated(policy, with_reference(grpo(own, equal, policy.config), EVERY, reference))
     assert found["grad_norm"] > 0 and found["loss/surrogate"] == 0
     assert found["kl/ref"] / found["tokens/kl"] == pytest.approx(np.exp(-0.5) - 0.5, rel=1e-3)
     dropped = dataclasses.replace(policy.config, drop_zero_variance=True)
-    found, _ = updated(policy, with_reference(grpo(own, equal, dropped), reference))
+    found, _ = updated(policy, with_reference(grpo(own, equal, dropped), EVERY, reference))
     assert found["grad_norm"] == 0
 
 
@@ -307,7 +310,7 @@ def test_the_first_update_has_ratio_one(make):
     config = dataclasses.replace(policy.config, kl_coef=0.0)
     own = rollouts(policy.tokenizer)
     fresh = updated(policy, grpo(own, VERDICTS, config))
-    given = updated(policy, with_snapshot(grpo(own, VERDICTS, config), snapshot(policy)))
+    given = updated(policy, with_snapshot(grpo(own, VERDICTS, config), EVERY, snapshot(policy)))
     close(given, fresh)
     assert fresh[0]["clip/low"] == fresh[0]["clip/high"] == fresh[0]["clip/dual"] == fresh[0]["kl/old"] == 0
     assert fresh[0]["grad_norm"] > 0

@@ -1,5 +1,6 @@
 """The loop: runs, is killed, resumes bit for bit; writes what it promises."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -249,8 +250,10 @@ def test_two_policies_on_slices_give_the_single_device_numbers(models, tmp_path,
 
 
 def test_policy_order_does_not_matter(models, whole, tmp_path):
-    turned = dict(reversed(models.items()))
-    train(read(settings(turned)), tmp_path)
+    run = read(settings(models))
+    turned = dataclasses.replace(run, policies=dict(reversed(run.policies.items())))
+    assert list(turned.policies) != list(run.policies)
+    train(turned, tmp_path)
     assert_same_states(final_states(tmp_path), final_states(whole[0]))
 
 

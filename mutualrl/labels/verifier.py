@@ -8,8 +8,6 @@ from mutualrl.experience import RolloutRecord
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.types import Rollouts, Verdicts
 
-NAME = "verifier"
-
 
 def label(own: Rollouts, grader: GraderPool) -> Verdicts:
     """The grader's reward of every rollout; success where it is full (1), unknown where it is not finite.
@@ -18,20 +16,23 @@ def label(own: Rollouts, grader: GraderPool) -> Verdicts:
       Verdicts f64[P, G] and i8[P, G].
     """
     g = own.tokens.shape[1]
-    rewards, _ = grader.grade([t for group in own.text for t in group], [x for x in own.problems for _ in range(g)])
-    return _verdicts(rewards.reshape(len(own.problems), g))
+    texts, problems = [t for group in own.text for t in group], [x for x in own.problems for _ in range(g)]
+    rewards, answers = grader.grade(texts, problems)
+    found = tuple(tuple(answers[i : i + g]) for i in range(0, len(answers), g))
+    return _verdicts(rewards.reshape(len(own.problems), g), found)
 
 
-def judge(record: RolloutRecord, own: Rollouts, verdicts: Verdicts, grader: GraderPool) -> Verdicts:
+def judge(record: RolloutRecord, own: Rollouts, verdicts: Verdicts, grader: GraderPool, same_source: bool) -> Verdicts:
     """A peer's rollouts of the same problems in the learner's view.
 
-    A peer that asked ground truth too has the same verdict; texts labelled otherwise are graded here, those of valid
+    A peer that asked the same grader has the same verdict; texts labelled otherwise are graded here, those of valid
     rows only (the others have reward NaN).
 
     Args:
       record: the peer's, [P, G]. own, verdicts: the learner's rollouts of the same problems and their verdicts.
+      same_source: the peer's verdicts come from the same label source and grader.
     """
-    if record.header.label_source == NAME:
+    if same_source:
         return Verdicts(reward=record.reward, success=record.success)
     v = record.valid
     texts = [bytes(t[:n]).decode(errors="replace") for t, n in zip(record.text[v], record.text_bytes[v])]
@@ -40,5 +41,6 @@ def judge(record: RolloutRecord, own: Rollouts, verdicts: Verdicts, grader: Grad
     return _verdicts(reward)
 
 
-def _verdicts(reward: np.ndarray) -> Verdicts:
-    return Verdicts(reward=reward, success=np.where(np.isfinite(reward), reward >= 1.0, -1).astype(np.int8))
+def _verdicts(reward: np.ndarray, answers: tuple | None = None) -> Verdicts:
+    success = np.where(np.isfinite(reward), reward >= 1.0, -1).astype(np.int8)
+    return Verdicts(reward=reward, success=success, answers=answers)

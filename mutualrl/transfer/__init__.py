@@ -3,7 +3,7 @@
 A regime is a module of this package with
 
     Options                        frozen keyword-only dataclass: `config.transfer.<regime>.<option>`, with defaults
-    topics(options) -> tuple       what policies send each other: names of `mutualrl.exchange.TOPICS`; nothing else is
+    topics(options) -> tuple       what policies send each other: names of `mutualrl.experience.TOPICS`; nothing else is
     forms(options) -> dict         fields of `mutualrl.losses.LossSettings` that its batches need (`kinds`, ...)
     check(options, run) -> None    raises `mutualrl.config.ConfigError` for a setting that cannot work
     to_score(material) -> Batch    rows whose log-probs it needs from the learner at the start of the step, or None

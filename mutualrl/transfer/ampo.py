@@ -20,6 +20,7 @@ import re
 import numpy as np
 
 from mutualrl import assembly, batches, types
+from mutualrl.advantages import failed_groups
 from mutualrl.assembly import Material
 from mutualrl.settings import ConfigError
 from mutualrl.tokenizers import bridge
@@ -99,9 +100,7 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
 
 def candidates(m: Material) -> np.ndarray:
     """bool[P, K] answers that may replace own rows. A problem of which no own rollout could be judged has none."""
-    own = m.verdicts.success
-    gate = ~(own == 1).any(1) & (own == 0).any(1)
-    return gate[:, None] & assembly.right_rows(m)
+    return failed_groups(m.verdicts.success)[:, None] & assembly.right_rows(m)
 
 
 def chosen(m: Material) -> np.ndarray:

@@ -15,10 +15,11 @@ of the rollouts that were judged, in the learner's view:
 
 Our definition beyond that: with several peers the source of a problem is the one with the largest k among those with
 1 <= k < n, the first by index on ties. Peers that do not learn from this policy (logs, frozen ones) are not balanced
-and do not enter m. A learner does not see what others hear from each other, so its m is the minimum of the number of
-its own candidates with a live source and, for each live peer, of the problems where that peer fails and the learner
-itself sometimes succeeds. A group of which no row can be trained on (not usable, or sent without log-probs) is not
-taken over. Rows of a group that is, but cannot be trained on, count in its statistics.
+and do not enter m. m is the minimum of the number of its own candidates with a live source and, for each live peer, of
+the problems where that peer fails and the learner or another live peer sometimes succeeds: with all_to_all what every
+one of them could take over, with other topologies what they could if they heard what the learner hears. A group of
+which no row can be trained on (not usable, or sent without log-probs) is not taken over. Rows of a group that is, but
+cannot be trained on, count in its statistics.
 """
 
 from __future__ import annotations
@@ -171,7 +172,11 @@ def selected(m: Material) -> tuple[np.ndarray, np.ndarray]:
     if not (m.options.balance and two_way.any()):
         return candidate, source
     own_right, own_wrong = own_counts(m)
-    to_peers = fails(*counts(m)) & ((own_right > 0) & (own_wrong > 0))[:, None]
+    right, wrong = counts(m)
+    mixed = (right > 0) & (wrong > 0) & live
+    # For each peer: the problems where it fails, and the learner or another live peer sometimes succeeds.
+    others = (mixed.sum(1, keepdims=True) - mixed > 0) | ((own_right > 0) & (own_wrong > 0))[:, None]
+    to_peers = fails(right, wrong) & others
     most = min(two_way.sum(), *to_peers[:, live].sum(0))
     best = k.max(1)
     least = np.sort(best[two_way])[-most] if most else np.inf

@@ -38,6 +38,8 @@ PUBLISHED = {
     "clip_high": 4e-4,
     "kl_coef": 0.001,
     "kl_rows": "all",
+    "group_size": 8,
+    "updates_per_step": 2,
     "lr": 1e-6,
 }
 
@@ -206,3 +208,4 @@ def set_ratios(m: Material, use: np.ndarray, rows: Batch) -> None:
     rows.denom_self[:] = False
     rows.seq_denom[:] = tokens * source_sum / np.maximum(source_tokens, 1)
     rows.seq_norm[:] = np.maximum(tokens, 1)
+    rows.source_logp[:], rows.source_tokens[:] = source_sum, source_tokens  # of what the row's ratio is over

@@ -17,6 +17,8 @@ Received rows with a negative advantage are the dangerous half; `negatives` says
     topr       all received rows are score terms: weight 1 with A > 0, the ratio truncated to [0, 1] with A < 0 (TOPR,
                arXiv 2503.14286)
 
+A problem of which no own rollout could be judged is still trained on, by its received rows alone.
+
 Expect it to help the stronger policy and to hurt the weaker one.
 """
 
@@ -30,7 +32,7 @@ from mutualrl import assembly, batches, types
 from mutualrl.assembly import Material
 from mutualrl.settings import ConfigError
 from mutualrl.tokenizers import bridge
-from mutualrl.types import Batch, Trace
+from mutualrl.types import Batch
 
 ALLOWED = {
     "variant": ("prp_snapshot", "prp_thl", "prp_seq"),
@@ -106,7 +108,7 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
     """Own rows, then the received rows of the pool.
 
     Metrics: `transfer/pooled` received rows in the pool; `transfer/no_trace` usable rows left out for want of log-probs
-    of their source; `transfer/filtered` rows of the pool that `negatives` took out; `transfer/kl_hat` mean
+    of their source; `transfer/filtered` rows of the pool that `negatives` took out; `transfer/pool_kl_hat` mean
     over the pool's received rows of what `filter_kl` looks at; with prp_thl those of `bridge.metrics`.
     """
     use, no_trace = pool(m)
@@ -179,7 +181,7 @@ def filtered(m: Material, use: np.ndarray, adv: np.ndarray) -> tuple[np.ndarray,
         leave = adv < 0
     if m.scored is not None and _needs_trace(o):
         kl_hat = excess(m, use)
-        metrics = {"transfer/kl_hat": float(kl_hat.mean())}
+        metrics = {"transfer/pool_kl_hat": float(kl_hat.mean())}
         if o.negatives == "filter_kl":
             leave = (adv < 0) & (kl_hat > o.filter_kl_threshold)
     return leave, {**metrics, "transfer/filtered": float(leave.sum())}
@@ -205,8 +207,7 @@ def _whole_texts(m: Material, use: np.ndarray, norm: str) -> tuple[np.ndarray, n
 def _align(m: Material, use: np.ndarray, granularity: str = "finest", split: str = "even") -> bridge.Aligned:
     """The traces of the chosen rows on the learner's tokens."""
     r = m.received
-    trace = Trace(**{f.name: getattr(r.trace, f.name)[use] for f in dataclasses.fields(Trace)})
-    return bridge.align(trace, r.ends[use], r.n[use], granularity=granularity, split=split, prior=m.scored)
+    return bridge.align(r.trace.at(use), r.ends[use], r.n[use], granularity=granularity, split=split, prior=m.scored)
 
 
 def _sequence(o: Options) -> bool:

@@ -19,6 +19,7 @@ import dataclasses
 import numpy as np
 
 from mutualrl import assembly, batches, types
+from mutualrl.advantages import failed_groups
 from mutualrl.assembly import Material
 from mutualrl.settings import ConfigError
 from mutualrl.types import Batch
@@ -121,8 +122,7 @@ def gate(m: Material) -> np.ndarray:
 
     A problem of which none of the learner's own rollouts could be judged is not gated: that is no failure.
     """
-    failed = ~(m.verdicts.success == 1).any(1) & (m.verdicts.success == 0).any(1)
-    return failed & successes(m).any(1)
+    return failed_groups(m.verdicts.success) & successes(m).any(1)
 
 
 def successes(m: Material) -> np.ndarray:

@@ -101,7 +101,7 @@ def filter_kl(x, expected, near):
         options = prp.Options(variant="prp_snapshot", negatives="filter_kl")
         m = material([[1, 0]], [peer], options, lengths=[[n, n]])
         out, metrics = prp.build(scored(m, prp, np.full((2, n), old / n)))
-        assert metrics["transfer/kl_hat"] == near(kl_hat)
+        assert metrics["transfer/pool_kl_hat"] == near(kl_hat)
         assert ((rows_of(out, 1).surr_weight > 0) == [True, kept]).all()
 
 

@@ -87,9 +87,33 @@ def test_nothing_is_left_over_from_the_step_before():
     assert heard_by(e, "a", [], step=1) == {} and e.causes["b/absent"] == 1
 
 
+def others(slot, step, mine, seconds):
+    """A transport that might have to wait for other processes."""
+    return dict(mine)
+
+
+def test_one_process_waits_for_nobody():
+    """However long a step takes: transfer does not depend on the speed of the machine."""
+    clock = Clock()
+    e = exchange(clock=clock, deadline_s=10.0)
+    e.open()
+    clock.now += 1000
+    e.publish(made("b"))
+    assert e.gather(0, ["rollout"], PROBLEMS).of("a") and "b/absent" not in e.causes
+
+
+def test_what_nobody_hears_is_not_sent():
+    e = exchange("abc", topology="ring", frozen="c")
+    e.open()
+    for x in "abc":
+        e.publish(made(x))
+    e.gather(0, ["rollout"], PROBLEMS)
+    assert set(e.bytes_sent) == {"a", "c"} and not any(key.endswith("absent") for key in e.causes)
+
+
 def test_a_record_after_the_deadline_is_absent_for_all():
     clock = Clock()
-    e = exchange("abc", clock=clock, deadline_s=10.0)
+    e = exchange("abc", clock=clock, deadline_s=10.0, transport=others)
     e.open()
     e.publish(made("a"))
     clock.now += 10
@@ -103,7 +127,7 @@ def test_a_record_after_the_deadline_is_absent_for_all():
 
 def test_every_round_has_its_own_deadline():
     clock = Clock()
-    e = exchange(topics=("rollout", "trace", "teacher_score"), clock=clock, deadline_s=10.0)
+    e = exchange(topics=("rollout", "trace", "teacher_score"), clock=clock, deadline_s=10.0, transport=others)
     e.open()
     for x in "ab":
         e.publish(made(x))

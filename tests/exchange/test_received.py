@@ -289,9 +289,9 @@ class Grader:
         return np.array([len(x) if x != "x" else np.nan for x in replies], np.float64), [None] * len(replies)
 
 
-def test_a_peer_that_asked_ground_truth_is_believed():
+def test_a_peer_that_asked_the_same_grader_is_believed():
     record, own, grader = made(), rollouts("a", TEXTS), Grader()
-    v = verifier.judge(record, own, Verdicts(REWARD * 0, SUCCESS * 0), grader)
+    v = verifier.judge(record, own, Verdicts(REWARD * 0, SUCCESS * 0), grader, True)
     assert v.reward is record.reward and v.success is record.success and grader.asked == []
 
 
@@ -299,7 +299,7 @@ def test_a_peer_that_asked_ground_truth_is_believed():
 def test_texts_that_were_labelled_otherwise_are_graded_again(tokenizers, label):
     record, own, grader = made(label=label), rollouts("a", TEXTS), Grader()
     verdicts = Verdicts(REWARD.copy(), SUCCESS.copy())
-    v = verifier.judge(record, own, verdicts, grader)
+    v = verifier.judge(record, own, verdicts, grader, False)
     np.testing.assert_array_equal(verdicts.reward, REWARD)
     assert grader.asked == [(TEXTS[p][g], IDS[p]) for p in range(3) for g in range(4) if record.valid[p, g]]
     want = np.array([[len(x) if x != "x" else np.nan for x in row] for row in TEXTS], float)
@@ -307,7 +307,7 @@ def test_texts_that_were_labelled_otherwise_are_graded_again(tokenizers, label):
     np.testing.assert_array_equal(v.reward, want)
     np.testing.assert_array_equal(v.success, np.where(np.isnan(want), -1, want >= 1))
     assert v.success.dtype == np.int8
-    r, _ = received([(B, record)], tokenizers[0], lambda x: verifier.judge(x, own, verdicts, Grader()))
+    r, _ = received([(B, record)], tokenizers[0], lambda x: verifier.judge(x, own, verdicts, Grader(), False))
     np.testing.assert_array_equal(r.reward, want)
     assert not r.heard[1, 3]
 
@@ -315,7 +315,7 @@ def test_texts_that_were_labelled_otherwise_are_graded_again(tokenizers, label):
 def test_a_record_without_a_valid_row_asks_nothing():
     record, grader = made(label="vote"), Grader()
     record = dataclasses.replace(record, valid=np.zeros((3, 4), bool))
-    v = verifier.judge(record, rollouts("a", TEXTS), Verdicts(REWARD, SUCCESS), grader)
+    v = verifier.judge(record, rollouts("a", TEXTS), Verdicts(REWARD, SUCCESS), grader, False)
     assert grader.asked == [] and np.isnan(v.reward).all() and (v.success == -1).all()
 
 

@@ -349,6 +349,7 @@ def visit(f, ids, success, *rows, step=0):
         own=std_types.SimpleNamespace(problems=problems),
         verdicts=Verdicts(success.astype(float), success),
         received=std_types.SimpleNamespace(heard=np.ones((len(ids), 1), bool), success=np.ones((len(ids), 1), np.int8)),
+        stats=(),
     )
     batch = trained(*rows)
     return f.sharing.learnt(step, f.cohort[0], m, [batch], [{"row_logp": np.zeros(len(rows))}])
@@ -404,7 +405,8 @@ def test_the_summary_says_who_heard_whom(tokenizers):
     f.step()
     s = f.sharing.summary()
     assert s["topics"] == ["rollout"] and s["edges"] == {"a": ["c"], "b": ["a"]}
-    assert s["kinds"] == {"a": "live", "b": "live", "c": "frozen"} and s["dropped"]["b/record/reward"] == 1
+    assert s["kinds"] == {"a": "live", "b": "live", "c": "frozen"} and "b" not in s["bytes_sent"]
+    assert set(s["bytes_sent"]) == {"a", "c"}  # nobody hears b
     assert s["bytes_sent"] == dict(f.exchange.bytes_sent) and json.dumps(s)
     shape = f.exchange.shape
     assert (shape.P, shape.G, shape.T, shape.U) == (2, 3, 12, 96) and experience.WINDOW == 5

@@ -234,7 +234,9 @@ def test_filter_kl_counts_the_stop_id_only_where_both_have_one():
     logp = np.where(r.surr_mask[0], ((source - kl_hat * [5, 4, 4, 5]) / [5, 4, 4, 5])[:, None], -7.0)
     out, metrics = prp.build(scored(m, prp, logp))
     assert (rows_of(out, 1).surr_weight > 0).tolist() == [True, False, True, True]
-    assert metrics["transfer/filtered"] == 1 and metrics["transfer/kl_hat"] == pytest.approx(kl_hat.mean(), rel=1e-5)
+    assert metrics["transfer/filtered"] == 1 and metrics["transfer/pool_kl_hat"] == pytest.approx(
+        kl_hat.mean(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("level", ("token", "sequence"))
