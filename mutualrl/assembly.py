@@ -102,13 +102,14 @@ def shaped_reward(
     Verdicts are not changed by shaping.
 
     Args:
-      old_logp, ref_logp: f32[P·G, T] under the snapshot and the reference; read with `kl_in_reward` only.
+      old_logp, ref_logp: f32[P·G, T] under the snapshot and the reference; with `kl_in_reward`. A policy that is never
+        trained has none.
 
     Returns:
       f64[P, G].
     """
     reward = verdicts.reward + length_penalty(own.lengths, config)
-    if config.kl_in_reward and config.kl_coef:
+    if config.kl_in_reward and config.kl_coef and not config.frozen:
         k1 = np.where(own.mask, (old_logp - ref_logp).reshape(own.mask.shape), 0.0).sum(-1, dtype=np.float64)
         reward = reward - config.kl_coef * k1
     return reward

@@ -93,6 +93,22 @@ def test_folders_of_other_arms_come_first():
             r"exchange\.logs: \{b\} must name",
         ),
         ({"a": {"policy.system": "{b}"}, "b": {"policy.system": "{a}"}}, {}, "a, b need each other"),
+        (
+            {
+                "a": {"transfer.name": "sgt"},
+                "b": {"exchange.logs": {"x": {"folder": "{a}/exchange.log", "policy": "qwen"}}},
+            },
+            {},
+            r"arms\.b\.exchange\.logs\.x\.folder=.*: arm a keeps no log; set its exchange\.log=True",
+        ),
+        (
+            {
+                "a": {"exchange.log": True},
+                "b": {"exchange.logs": {"x": {"folder": "{a}/exchange.log", "policy": "gwen"}}},
+            },
+            {},
+            r"arms\.b\.exchange\.logs\.x\.policy='gwen': must be a policy of arm a: llama, qwen",
+        ),
         ({"compiled": {}}, {}, "'compiled'"),
         ({}, {"baseline": "ppo"}, "baseline='ppo': must be one of grpo"),
         ({}, {"seeds": ()}, "seeds"),
@@ -105,6 +121,13 @@ def test_refusals_name_the_arm_and_the_field(arms, more, message):
     with pytest.raises(ConfigError, match=message) as caught:
         planned({"grpo": {}, **arms}, **more)
     assert "\n" not in str(caught.value)
+
+
+def test_without_held_out_problems_there_is_nothing_to_compare():
+    without = base()
+    without.eval_problems = 0
+    with pytest.raises(ConfigError, match="base.eval_problems=0"):
+        plan(comparison(without, {"grpo": {}}, seeds=(0,), baseline="grpo"), "work")
 
 
 CONFIG = """

@@ -362,6 +362,12 @@ def test_scores_do_not_depend_on_the_cut(make):
     assert (scored.entropy[rows.mask] > 0).all() and (scored.entropy < np.log(make().tokenizer.size)).all()
 
 
+def test_a_frozen_policy_pays_for_no_training(make):
+    trained, frozen = make(), make(frozen=True)
+    assert trained.config.kl_coef and trained.ref_params is not None and jax.tree.leaves(trained.state["opt_state"])
+    assert frozen.ref_params is None and not jax.tree.leaves(frozen.state["opt_state"])
+
+
 def test_the_reference_stays(make):
     policy = make()
     rows = rows_of(policy)

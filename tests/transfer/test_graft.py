@@ -109,6 +109,13 @@ def test_several_peers():
     assert chosen(own, [1, 2, 3, 4, 0, 0, 0], [1, 2, 2, 1, 0, 4, 4]) == {2: 1}
 
 
+def test_a_policy_that_helps_nobody_is_helped_where_its_peers_help_each_other():
+    """The learner always fails; each peer fails three times where the other sometimes succeeds: m is 3."""
+    own, first, second = [0] * 6, [1, 2, 3, 0, 0, 0], [0, 0, 0, 3, 2, 1]
+    assert chosen(own, first, second) == {1: 1, 2: 1, 3: 2, 4: 2}  # three, and the fourth ties with the third
+    assert chosen(own, first, [0] * 6) == {}  # the first peer gets nothing, so nobody does
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8))
 def test_both_sides_agree(ks):

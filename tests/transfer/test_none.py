@@ -1,12 +1,14 @@
 """GRPO's batch: advantages to rows, weights, masks, several updates a step, KL in the reward."""
 
 import dataclasses
+import types as std_types
 
 import numpy as np
 import pytest
 
 from mutualrl import advantages, types
 from mutualrl.config import PolicyConfig
+from mutualrl.scores import Scores, shaped_rewards
 from mutualrl.testing import alone
 from mutualrl.transfer import none
 from mutualrl.types import Batch, Problem, Rollouts, Verdicts
@@ -156,3 +158,17 @@ def test_overlong_penalty_goes_before_the_statistics():
     (batch,) = build(overlong_factor=2.0, overlong_buffer=4, estimator="dr_grpo")
     shaped = REWARD + 2.0 * np.minimum(-(LENGTHS - (T - 4)) / 4, 0)
     np.testing.assert_allclose(batch.adv[:, 0], (shaped - shaped.mean(1, keepdims=True)).ravel(), rtol=1e-5, atol=1e-7)
+
+
+def test_every_policy_shapes_its_rewards_by_itself():
+    """The overlong penalty stays where the KL in the reward is asked for but off, and where a policy is frozen."""
+    config = dataclasses.replace(CONFIG, overlong_factor=2.0, overlong_buffer=4, kl_in_reward=True)
+    kinds = dict(off=dict(kl_coef=0.0), frozen=dict(kl_coef=0.1, frozen=True))
+    cohort = [
+        std_types.SimpleNamespace(name=name, index=i, config=dataclasses.replace(config, **change))
+        for i, (name, change) in enumerate(kinds.items())
+    ]
+    found = shaped_rewards(Scores(cohort), cohort, dict.fromkeys(kinds, OWN), dict.fromkeys(kinds, VERDICTS))
+    want = REWARD + 2.0 * np.minimum(-(LENGTHS - (T - 4)) / 4, 0)
+    for name in kinds:
+        np.testing.assert_allclose(found[name], want)
