@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from mutualrl import sources
 from mutualrl.config import RunConfig
 from mutualrl.meshes import Plan
 
@@ -91,6 +92,7 @@ class Warnings:
 def show_start(run: RunConfig, plan: Plan, opened: Mapping[str, Any]) -> None:
     """Prints what is about to be trained, and where: one line a policy."""
     turns = "at the same time, each on its own devices" if plan.concurrent else "in turns on the same devices"
+    hears = sources.edges(run) if run.transfer["name"] != "none" else {}
     console = Console(stderr=True)
     console.print(f"{run.steps} steps of {run.problems_per_step} problems; policies compute {turns}:", highlight=False)
     for name, p in run.policies.items():
@@ -98,7 +100,9 @@ def show_start(run: RunConfig, plan: Plan, opened: Mapping[str, Any]) -> None:
         what = f"{model.model_type}, {model.num_layers} layers, width {model.hidden_size}, {model.vocab_size} ids"
         how = f"{p.estimator}, G={p.group_size}, {p.aggregation}"
         where = f"mesh {mesh.shape['fsdp']} x {mesh.shape['tensor']}"
-        console.print(f"  {name}: {what}; {how}; {where}", highlight=False, soft_wrap=True)
+        heard = ", ".join(s.name for s in hears.get(name, ()))
+        peers = "frozen" if p.frozen else f"{run.transfer['name']} from {heard}" if heard else "learns alone"
+        console.print(f"  {name}: {what}; {how}; {peers}; {where}", highlight=False, soft_wrap=True)
 
 
 def results_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
@@ -140,10 +144,16 @@ def show_end(summary: Mapping[str, Any], workdir: Path) -> None:
     if all("before" in p and "after" in p for p in policies.values()):
         before, after = ({n: p[when] for n, p in policies.items()} for when in ("before", "after"))
         console.print(results_table(before, after))
+    if dropped := {k: n for k, n in summary["exchange"].get("dropped", {}).items() if n}:
+        most = ", ".join(f"{k} {n}" for k, n in sorted(dropped.items(), key=lambda x: -x[1])[:3])
+        total = sum(dropped.values())
+        console.print(f"\nDropped or missing between policies: {total} ({most}; all in summary.json)", highlight=False)
     console.print(f"\n{_duration(summary['seconds'])} in all. The run is in {workdir}:", highlight=False)
     for name, what in (
         ("summary.json", "results, settings and versions"),
         ("metrics.jsonl", "every metric of every step"),
+        ("held_out.json", "right samples of every held-out problem"),
+        ("exchange.log/", "what policies published, as Parquet"),
         ("tensorboard/", f"tensorboard --logdir {workdir}"),
         ("checkpoints/", "all policies; more --config.steps goes on from here"),
     ):

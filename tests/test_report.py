@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from mutualrl.report import Progress, Warnings, results_table
+from mutualrl.report import Progress, Warnings, results_table, show_end
 
 
 def test_plain_lines_without_a_terminal():
@@ -53,3 +53,19 @@ def test_table_has_every_kind_and_the_change():
         ["", "sort", "20", "0.30 [0.20, 0.40]", "0.70 [0.60, 0.80]", "+0.40"],
         ["", "all", "20", "0.20 [0.10, 0.30]", "0.60 [0.50, 0.70]", "+0.40"],
     ]
+
+
+def test_the_end_says_what_was_dropped_and_where_things_are(tmp_path, capsys):
+    (tmp_path / "summary.json").touch()
+    (tmp_path / "exchange.log").mkdir()
+    summary = {
+        "policies": {"a": {}},
+        "seconds": 61.0,
+        "exchange": {"dropped": {"a/text/utf8": 2, "b/record/absent": 7}},
+    }
+    show_end(summary, tmp_path)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Dropped or missing between policies: 9 (b/record/absent 7, a/text/utf8 2; all in summary.json)" in out
+    assert "1:01 in all" in out and "exchange.log/ what policies published" in out and "held_out.json" not in out
+    show_end({**summary, "exchange": {}}, tmp_path)
+    assert "Dropped" not in capsys.readouterr().out
