@@ -197,7 +197,7 @@ def problems_of_updates(m: Material, last: np.ndarray | None = None) -> list[np.
 
 
 def group_advantages(
-    m: Material, rows: Batch, reward: np.ndarray, last: np.ndarray | None = None
+    m: Material, rows: Batch, reward: np.ndarray, last: np.ndarray | None = None, *, by_source: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advantages of rows within their problem, by the policy's estimator, and whether each row has a valid reward.
 
@@ -206,6 +206,7 @@ def group_advantages(
     Args:
       reward: f64[B] of the rows.
       last: as in `problems_of_updates`.
+      by_source: within their problem and source.
 
     Returns:
       f64[B], bool[B].
@@ -213,7 +214,7 @@ def group_advantages(
     adv, valid = np.zeros(len(reward)), np.zeros(len(reward), bool)
     for problems in problems_of_updates(m, last):
         index = np.flatnonzero(np.isin(rows.group, problems))
-        keys = [m.own.problems[g].id for g in rows.group[index]]
+        keys = [(m.own.problems[g].id, s if by_source else None) for g, s in zip(rows.group[index], rows.source[index])]
         adv[index], valid[index] = advantages.group_advantages(
             reward[index], keys, m.config.estimator, ddof=m.config.advantage_ddof, eps=m.config.advantage_eps
         )

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from mutualrl import data, losses, sharding, types
-from mutualrl.config import ConfigError, PolicyConfig, RunConfig, regime, transfer_options
+from mutualrl.config import ConfigError, PolicyConfig, RunConfig, label_options, label_source, regime, transfer_options
+from mutualrl.data.views import attach
 from mutualrl.meshes import Plan
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.gguf import GGUFSource
@@ -79,31 +80,55 @@ def _check_model(where: str, policy: PolicyConfig, config: ModelConfig, tokenize
 
 
 def load_problems(run: RunConfig, split: str) -> list[Problem]:
-    """Problems of a split.
+    """Problems of a split, those to train on with the views of `run.views`.
 
     Raises:
-      ConfigError: an option of the source is wrong, or a file is missing.
+      ConfigError: an option of the source is wrong, or a file is missing or has no view of these problems.
     """
     options = {k: v for k, v in run.data.items() if k != "name"}
     try:
-        return data.load(run.data["name"], split, **options)
+        problems = data.load(run.data["name"], split, **options)
+        return attach(problems, run.views) if run.views and split == "train" else problems
     except (ValueError, OSError) as error:
         raise ConfigError(f"data: {' '.join(str(error).split())}") from error
 
 
+def views_needed(run: RunConfig) -> dict[str, tuple[int, ...]]:
+    """The wordings that each policy is trained on: 0 the question, k the k-th of a problem's views."""
+    two = label_source(run).needs(label_options(run)).views == 2
+    return {name: (0, 1) if two else (p.view,) for name, p in run.policies.items()}
+
+
 def fitting_problems(
-    problems: Sequence[Problem], run: RunConfig, opened: Mapping[str, Opened]
+    problems: Sequence[Problem],
+    run: RunConfig,
+    opened: Mapping[str, Opened],
+    views: Mapping[str, Sequence[int]] = {},
 ) -> tuple[list[Problem], int]:
-    """Problems whose prompt fits every policy (the problem set stays common), and how many were dropped."""
-    kept = [
-        x
-        for x in problems
-        if all(len(o.tokenizer.prompt(x.asked)) <= run.policies[n].max_prompt_tokens for n, o in opened.items())
-    ]
-    dropped = len(problems) - len(kept)
-    if dropped:
-        logging.warning("%d of %d problems have a prompt over max_prompt_tokens: dropped", dropped, len(problems))
-    return kept, dropped
+    """Problems whose prompts fit every policy (the problem set stays common), and how many were dropped.
+
+    Args:
+      views: the wordings that each policy is asked; of a policy that is not in it the question only.
+    """
+
+    def fits(x: Problem, name: str) -> bool:
+        asked = [x.wording(k).asked for k in views.get(name, (0,))]
+        longest = run.policies[name].max_prompt_tokens
+        return all(len(opened[name].tokenizer.prompt(text)) <= longest for text in asked)
+
+    most = max((k for wanted in views.values() for k in wanted), default=0)
+    there = [x for x in problems if len(x.views) >= most]
+    if len(there) < len(problems):
+        logging.warning(
+            "%d of %d problems have fewer than %d views: dropped; python -m mutualrl.rephrase writes some",
+            len(problems) - len(there), len(problems), most,
+        )  # fmt: skip
+    kept = [x for x in there if all(fits(x, name) for name in opened)]
+    if len(kept) < len(there):
+        logging.warning(
+            "%d of %d problems have a prompt over max_prompt_tokens: dropped", len(there) - len(kept), len(problems)
+        )
+    return kept, len(problems) - len(kept)
 
 
 def own_level(config: PolicyConfig) -> int:
@@ -120,6 +145,7 @@ def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]
       plan: which devices each policy has.
     """
     forms = regime(run).forms(transfer_options(run))
+    teacher = label_source(run).needs(label_options(run)).teacher
     policies = []
     for index, (name, config) in enumerate(run.policies.items()):
         mesh, model = plan.meshes[name], opened[name].config
@@ -139,6 +165,7 @@ def build(run: RunConfig, opened: dict[str, Opened], plan: Plan) -> list[Policy]
                 load_params(opened[name].weights, model, put),
                 total_updates=run.steps * config.updates_per_step,
                 seed=run.seed,
+                teacher=teacher,
                 loss_settings=losses.LossSettings(
                     levels=tuple(sorted({own_level(config), *forms.get("levels", ())})),
                     dual_clip=config.dual_clip,

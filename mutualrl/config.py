@@ -20,23 +20,25 @@ from typing import Any
 import ml_collections
 
 from mutualrl import advantages, data, rewards, sources, types
-from mutualrl.settings import ConfigError, ExchangeConfig, LogSource, PolicyConfig, RunConfig
+from mutualrl.settings import ConfigError, ExchangeConfig, LogSource, PolicyConfig, RunConfig, one_of, within
 
+PARTS = {"label": "mutualrl.labels", "transfer": "mutualrl.transfer"}  # chosen by name, each with options of its own
 SCHEDULES = ("constant", "linear", "cosine")
 PLANS = ("auto", "static", "time_slice")
 
 
 def base_config() -> ml_collections.ConfigDict:
     """A ConfigDict with every setting at its default and no policies yet."""
-    parts = ("policies", "data", "warmup", "transfer", "exchange")
+    parts = ("policies", "data", "warmup", "label", "transfer", "exchange")
     config = ml_collections.ConfigDict(
         {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in parts}
     )
     use_data(config, "procedural")
-    config.transfer = ml_collections.ConfigDict({"name": "none"})
-    for name in modules("mutualrl.transfer"):
-        options = importlib.import_module(f"mutualrl.transfer.{name}").Options()
-        config.transfer[name] = ml_collections.ConfigDict(dataclasses.asdict(options))
+    for part, package in PARTS.items():
+        config[part] = ml_collections.ConfigDict({"name": getattr(RunConfig({}, {}), part)["name"]})
+        for name in modules(package):
+            options = importlib.import_module(f"{package}.{name}").Options()
+            config[part][name] = ml_collections.ConfigDict(dataclasses.asdict(options))
     config.exchange = ml_collections.ConfigDict(dataclasses.asdict(ExchangeConfig()))
     config.warmup = ml_collections.ConfigDict()
     config.policy = ml_collections.ConfigDict({f.name: f.default for f in dataclasses.fields(PolicyConfig)})
@@ -70,7 +72,7 @@ def use_data(config: ml_collections.ConfigDict, name: str, **options: Any) -> No
     Raises:
       ConfigError: there is no such source or option.
     """
-    _one_of("data.name", name, data.names())
+    one_of("data.name", name, data.names())
     load = importlib.import_module(f"mutualrl.data.{name}").load
     check_options("data", load, options)
     defaults = {
@@ -86,12 +88,26 @@ def use_transfer(config: ml_collections.ConfigDict, name: str, **options: Any) -
     Raises:
       ConfigError: there is no such regime or option.
     """
-    _one_of("transfer.name", name, modules("mutualrl.transfer"))
-    config.transfer.name = name
-    _known(f"transfer.{name}", options, config.transfer[name])
+    _use(config, "transfer", name, options)
+
+
+def use_label(config: ml_collections.ConfigDict, name: str, **options: Any) -> None:
+    """Sets `config.label.name` and the source's options that are given, and the objective of all policies as the
+    method was published where it was published with one (the source's PUBLISHED).
+
+    Raises:
+      ConfigError: there is no such label source or option.
+    """
+    _use(config, "label", name, options)
+
+
+def _use(config: ml_collections.ConfigDict, part: str, name: str, options: Mapping[str, Any]) -> None:
+    one_of(f"{part}.name", name, modules(PARTS[part]))
+    config[part].name = name
+    _known(f"{part}.{name}", options, config[part][name])
     for key, value in options.items():
-        _set(config.transfer[name], key, value, f"transfer.{name}.{key}")
-    published = getattr(importlib.import_module(f"mutualrl.transfer.{name}"), "PUBLISHED", {})
+        _set(config[part][name], key, value, f"{part}.{name}.{key}")
+    published = getattr(importlib.import_module(f"{PARTS[part]}.{name}"), "PUBLISHED", {})
     for key, value in published.items():
         _set(config.policy, key, value, f"policy.{key}")
 
@@ -133,13 +149,10 @@ def read(config: ml_collections.ConfigDict) -> RunConfig:
         if not isinstance(settings, Mapping):
             raise ConfigError(f"policies.{name}={settings!r}: must be a dict of settings")
         policies[name] = _typed(PolicyConfig, {**raw.get("policy", {}), **settings}, f"policies.{name}")
-    rest = {k: v for k, v in raw.items() if k not in ("policy", "policies", "transfer", "exchange")}
-    transfer, options = _transfer(raw.get("transfer", {"name": "none"}))
-    run = _typed(
-        RunConfig,
-        {**rest, "policies": policies, "transfer": transfer, "exchange": _exchange(raw.get("exchange", {}))},
-        "config",
-    )
+    parts = {part: _part(part, raw[part]) for part in PARTS if part in raw}
+    rest = {k: v for k, v in raw.items() if k not in ("policy", "policies", "exchange", *PARTS)}
+    exchange = _exchange(raw.get("exchange", {}))
+    run = _typed(RunConfig, {**rest, **parts, "policies": policies, "exchange": exchange}, "config")
     _check_run(run)
     for name, policy in policies.items():
         _check_policy(policy, f"policies.{name}")
@@ -151,7 +164,14 @@ def read(config: ml_collections.ConfigDict) -> RunConfig:
     if all(p.frozen for p in policies.values()):
         raise ConfigError("policies: all are frozen; at least one must be trained")
     sources.check(run)
-    regime(run).check(options, run)
+    label_source(run).check(label_options(run), run)
+    regime(run).check(transfer_options(run), run)
+    needed, why = regime(run).labels(transfer_options(run))
+    if needed > label_source(run).REWARDS:
+        raise ConfigError(
+            f"transfer.name={run.transfer['name']!r}: does not go with label {run.label['name']!r}, whose rewards only "
+            f"compare rollouts of one policy: {why}"
+        )
     return run
 
 
@@ -165,17 +185,26 @@ def transfer_options(run: RunConfig) -> Any:
     return regime(run).Options(**{k: v for k, v in run.transfer.items() if k != "name"})
 
 
-def _transfer(raw: Any) -> tuple[dict[str, Any], Any]:
-    """{name, its options} and the regime's Options, from `config.transfer`, which holds the options of every regime."""
-    names = modules("mutualrl.transfer")
+def label_source(run: RunConfig) -> typing.Any:
+    """The module of the run's label source."""
+    return importlib.import_module(f"mutualrl.labels.{run.label['name']}")
+
+
+def label_options(run: RunConfig) -> Any:
+    """The `Options` of the run's label source."""
+    return label_source(run).Options(**{k: v for k, v in run.label.items() if k != "name"})
+
+
+def _part(part: str, raw: Any) -> dict[str, Any]:
+    """{name, its options} from `config.<part>`, which holds the options of every module there is."""
+    names = modules(PARTS[part])
     if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str):
-        raise ConfigError(f"transfer={raw!r}: must be a dict with a name; allowed are {', '.join(names)}")
-    _known("transfer", raw, ["name", *names])
-    _one_of("transfer.name", raw["name"], names)
+        raise ConfigError(f"{part}={raw!r}: must be a dict with a name; allowed are {', '.join(names)}")
+    _known(part, raw, ["name", *names])
+    one_of(f"{part}.name", raw["name"], names)
     name = raw["name"]
-    cls = importlib.import_module(f"mutualrl.transfer.{name}").Options
-    options = _typed(cls, raw.get(name, {}), f"transfer.{name}")
-    return {"name": name, **dataclasses.asdict(options)}, options
+    cls = importlib.import_module(f"{PARTS[part]}.{name}").Options
+    return {"name": name, **dataclasses.asdict(_typed(cls, raw.get(name, {}), f"{part}.{name}"))}
 
 
 def _exchange(raw: Any) -> ExchangeConfig:
@@ -231,39 +260,25 @@ def check_options(field: str, function: typing.Callable, options: Mapping[str, A
             raise ConfigError(f"{field}.{key}={value!r}: must be of type {type(default).__name__}")
 
 
-def _one_of(field: str, value: str, allowed: typing.Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{field}={value!r}: allowed are {', '.join(allowed)}")
-
-
-def _within(field: str, value: float, low: float, high: float = float("inf"), open_low: bool = False) -> None:
-    if not (low < value if open_low else low <= value) or value > high:
-        bound = f"above {low:g}" if open_low else f"at least {low:g}"
-        raise ConfigError(
-            f"{field}={value!r}: must be {bound}" + (f" and at most {high:g}" if high < float("inf") else "")
-        )
-
-
 def _check_run(run: RunConfig) -> None:
     for field in ("steps", "problems_per_step", "grader_workers", "eval_samples", "checkpoint_keep"):
-        _within(field, getattr(run, field), 1)
-    _within("seed", run.seed, 0, 2**32 - 1)
+        within(field, getattr(run, field), 1)
+    within("seed", run.seed, 0, 2**32 - 1)
     for field in ("eval_problems", "eval_every", "checkpoint_every", "eval_top_k", "eval_temperature"):
-        _within(field, getattr(run, field), 0)
-    _within("grader_timeout_s", run.grader_timeout_s, 0, open_low=True)
-    _within("eval_top_p", run.eval_top_p, 0, 1, open_low=True)
-    _one_of("plan", run.plan, PLANS)
-    _one_of("grader", run.grader, rewards.names())
-    _one_of("label", run.label, modules("mutualrl.labels"))
+        within(field, getattr(run, field), 0)
+    within("grader_timeout_s", run.grader_timeout_s, 0, open_low=True)
+    within("eval_top_p", run.eval_top_p, 0, 1, open_low=True)
+    one_of("plan", run.plan, PLANS)
+    one_of("grader", run.grader, rewards.names())
     e = run.exchange
-    _one_of("exchange.topology", e.topology, sources.TOPOLOGIES)
-    _one_of("exchange.overlong", e.overlong, ("drop", "truncate"))
+    one_of("exchange.topology", e.topology, sources.TOPOLOGIES)
+    one_of("exchange.overlong", e.overlong, ("drop", "truncate"))
     for field in ("max_staleness", "max_text_bytes"):
-        _within(f"exchange.{field}", getattr(e, field), 0)
-    _within("exchange.deadline_s", e.deadline_s, 0, open_low=True)
+        within(f"exchange.{field}", getattr(e, field), 0)
+    within("exchange.deadline_s", e.deadline_s, 0, open_low=True)
     if not isinstance(run.data, Mapping) or not isinstance(run.data.get("name"), str):
         raise ConfigError(f"data={run.data!r}: must be a dict with a name")
-    _one_of("data.name", run.data["name"], data.names())
+    one_of("data.name", run.data["name"], data.names())
     load = importlib.import_module(f"mutualrl.data.{run.data['name']}").load
     check_options("data", load, {k: v for k, v in run.data.items() if k != "name"})
 
@@ -271,14 +286,14 @@ def _check_run(run: RunConfig) -> None:
 def _check_policy(p: PolicyConfig, where: str) -> None:
     if not p.model:
         raise ConfigError(f"{where}.model='': must name an HF folder, a hub id or a GGUF file")
-    _one_of(f"{where}.dtype", p.dtype, ("float32", "bfloat16"))
-    _one_of(f"{where}.estimator", p.estimator, advantages.ESTIMATORS)
-    _one_of(f"{where}.aggregation", p.aggregation, advantages.AGGREGATIONS)
-    _one_of(f"{where}.ratio_level", p.ratio_level, ("token", "sequence"))
-    _one_of(f"{where}.kl_rows", p.kl_rows, ("own", "all"))
-    _one_of(f"{where}.kl_estimator", p.kl_estimator, types.KL_ESTIMATORS)
-    _one_of(f"{where}.correction", p.correction, types.CORRECTIONS)
-    _one_of(f"{where}.schedule", p.schedule, SCHEDULES)
+    one_of(f"{where}.dtype", p.dtype, ("float32", "bfloat16"))
+    one_of(f"{where}.estimator", p.estimator, advantages.ESTIMATORS)
+    one_of(f"{where}.aggregation", p.aggregation, advantages.AGGREGATIONS)
+    one_of(f"{where}.ratio_level", p.ratio_level, ("token", "sequence"))
+    one_of(f"{where}.kl_rows", p.kl_rows, ("own", "all"))
+    one_of(f"{where}.kl_estimator", p.kl_estimator, types.KL_ESTIMATORS)
+    one_of(f"{where}.correction", p.correction, types.CORRECTIONS)
+    one_of(f"{where}.schedule", p.schedule, SCHEDULES)
     for field in (
         "max_prompt_tokens",
         "prompt_bucket",
@@ -287,18 +302,18 @@ def _check_policy(p: PolicyConfig, where: str) -> None:
         "tensor",
         "correction_cap",
     ):
-        _within(f"{where}.{field}", getattr(p, field), 1)
+        within(f"{where}.{field}", getattr(p, field), 1)
     for field in ("slots", "devices", "micro_batch", "micro_batch_tokens", "advantage_eps", "weight_decay", "clip_norm",
-                  "kl_coef", "entropy_coef", "overlong_factor", "lr", "clip_high"):  # fmt: skip
-        _within(f"{where}.{field}", getattr(p, field), 0)
+                  "kl_coef", "entropy_coef", "overlong_factor", "lr", "clip_high", "view"):  # fmt: skip
+        within(f"{where}.{field}", getattr(p, field), 0)
     for field in ("warmup_fraction", "stable_fraction", "lr_end", "clip_low"):
-        _within(f"{where}.{field}", getattr(p, field), 0, 1)
+        within(f"{where}.{field}", getattr(p, field), 0, 1)
     for field in ("adam_b1", "adam_b2"):
-        _within(f"{where}.{field}", getattr(p, field), 0, 0.9999999)
+        within(f"{where}.{field}", getattr(p, field), 0, 0.9999999)
     for field in ("temperature", "share", "adam_eps"):
-        _within(f"{where}.{field}", getattr(p, field), 0, open_low=True)
-    _within(f"{where}.logit_chunk_tokens", p.logit_chunk_tokens, 1)
-    _within(f"{where}.advantage_ddof", p.advantage_ddof, 0, 1)
+        within(f"{where}.{field}", getattr(p, field), 0, open_low=True)
+    within(f"{where}.logit_chunk_tokens", p.logit_chunk_tokens, 1)
+    within(f"{where}.advantage_ddof", p.advantage_ddof, 0, 1)
     if p.group_size < 2:
         raise ConfigError(
             f"{where}.group_size={p.group_size}: estimator {p.estimator} compares rollouts of a group; "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mutualrl import votes
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.types import Problem
 
@@ -37,8 +37,7 @@ def pass_at_k(n: int, c: np.ndarray, k: int) -> np.ndarray:
 
 def majority(answers: Sequence[str | None]) -> str | None:
     """The most frequent answer, the first seen among equals; None and '' do not vote."""
-    counts = Counter(a for a in answers if a)
-    return max(counts, key=counts.get) if counts else None  # max keeps the first of equals, as does Counter's order
+    return votes.elect(votes.count([answers])).answers[0]
 
 
 def bootstrap_interval(values: np.ndarray, *, level: float = 0.95, draws: int = 2000, seed: int = 0) -> list[float]:
@@ -98,7 +97,7 @@ def evaluate(
     Returns:
       {policy: {accuracy (pass@1 over all samples), interval, n, kinds: {kind: the same three}, pass@k, maj,
       generated tokens, and `ensemble_maj` under every policy; all in [0, 1]. `right`: right samples of each problem, -1
-      where it could not be judged}}.
+      where it could not be judged; `answers`: of each problem and sample, None where there is none}}.
 
     Raises:
       ValueError: no problem can be judged.
@@ -129,7 +128,7 @@ def evaluate(
     judged = np.isfinite([c for c in correct.values()]).all(axis=(0, 2))
     if not judged.any():
         raise ValueError("no held-out problem can be judged: none has a gold answer")
-    problems = [p for p, ok in zip(problems, judged) if ok]
+    problems, every = [p for p, ok in zip(problems, judged) if ok], answers
     answers = {name: [a for a, ok in zip(given, judged) if ok] for name, given in answers.items()}
     results = {name: _summary(problems, c[judged], samples) for name, c in correct.items()}
     if samples > 1:
@@ -141,6 +140,7 @@ def evaluate(
             results[name]["ensemble_maj"] = ensemble
     for name, n in tokens.items():
         results[name]["generated"] = n
+        results[name]["answers"] = every[name]
         results[name]["right"] = np.where(judged, np.nan_to_num(correct[name]).sum(1), -1).astype(int).tolist()
     return results
 

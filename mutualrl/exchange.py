@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from mutualrl import experience, wire
+from mutualrl.config import label_options, label_source
 from mutualrl.exchange_log import REPLAYED, LogReader, LogWriter, occurrences
 from mutualrl.experience import Record, StatsRecord, WireShape
 from mutualrl.settings import ConfigError, RunConfig
-from mutualrl.sources import LIVE, LOG, Source, edges, sources
+from mutualrl.sources import LIVE, LOG, Source, edges, sources, voters
 
 # (slot, step, {policy: its record, or None if it has none in time}, seconds left) -> the same for all policies of the
 # run. Called by every process, in the same order, with the arrays of `wire.layout`. It has to give all processes the
@@ -53,7 +54,7 @@ class Exchange:
 
     Attributes:
       shape: sizes on the wire.
-      heard: the sources that some learner hears.
+      heard: the sources that some learner hears. voters: by policy, whose votes it needs; empty where none cross.
       causes: what was dropped or missing over the run, by `<source>/<cause>`: `absent` (no record in time), `stale`,
         `policy` (a record in another's name, or in another slot than its own), `overflow`, `trace` (rows of a log, see
         `LogReader.record`) and the causes of `wire.from_wire` and `wire.validate`.
@@ -81,9 +82,11 @@ class Exchange:
         Raises:
           ConfigError: a log cannot be read, or the run's name is too long.
         """
-        if topics and len(run_id.encode()) > experience.NAME_BYTES:
+        needs = label_source(run).needs(label_options(run))
+        self.voters = voters(run, needs.votes)
+        if (topics or self.voters) and len(run_id.encode()) > experience.NAME_BYTES:
             raise ConfigError(f"workdir={run_id!r}: its name must have at most {experience.NAME_BYTES} bytes")
-        self.shape, self.run_id = WireShape.of(run), run_id
+        self.shape, self.run_id = WireShape.of(run, needs.views), run_id
         self._settings, self._transport, self._clock = run.exchange, transport, clock
         self._sources, self._edges = sources(run), edges(run)
         self.heard = {s.name for heard in self._edges.values() for s in heard}
@@ -91,7 +94,8 @@ class Exchange:
         self._logs = {
             name: LogReader(log, f"exchange.logs.{name}", topics) for name, log in run.exchange.logs.items() if topics
         }
-        self.log = LogWriter(folder) if folder and topics else None
+        self._voting = {s.name for found in self.voters.values() for s in found}
+        self.log = LogWriter(folder) if folder and (topics or self.voters) else None
         self.causes: collections.Counter[str] = collections.Counter()
         self.bytes_sent: collections.Counter[str] = collections.Counter()
         self.rates: dict[str, list[float]] = {name: [] for name in run.policies}
@@ -107,7 +111,7 @@ class Exchange:
         """Gives a record of one of this process's policies to the round; see `slot`. If nobody hears the policy, the
         record only goes into the log."""
         name = record.header.policy
-        if name in self.heard:
+        if name in (self._voting if slot(record) == "vote" else self.heard):
             self._published[slot(record), name] = record, self._clock()
             self.bytes_sent[name] += _payload(record)
         if self.log:
@@ -135,13 +139,14 @@ class Exchange:
                 if record is not None:
                     records[source][name] = self._checked(source, record)
         self._opened = self._clock()
-        return Heard(records, self._edges)
+        return Heard(records, self.voters if list(slots) == ["vote"] else self._edges)
 
     def _round(self, name: str, step: int) -> dict[str, Record]:
         """One slot: the checked records of the policies that are there."""
         learner = name.partition("/")[2]  # of teachers' scores only those who hear it are asked
         asked = self._edges[learner] if learner else self._sources
-        policies = [s for s in asked if s.kind != LOG and s.name in self.heard]
+        heard = self._voting if name == "vote" else self.heard
+        policies = [s for s in asked if s.kind != LOG and s.name in heard]
         mine: dict[str, wire.Wire | None] = {}
         for s in policies:
             record, stamp = self._published.get((name, s.name), (None, 0.0))

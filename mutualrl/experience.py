@@ -7,7 +7,6 @@ them from the rollouts it hears. All of this is our definition.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from mutualrl.settings import RunConfig
-from mutualrl.types import GroupStats, Rollouts, Trace, Verdicts
+from mutualrl.types import GroupStats, Rollouts, Trace, Verdicts, Vote
 
 SCHEMA = 1
 # What a regime may have policies send. `trace` adds log-probs to the rollouts; `vote` is sent before rewards are known.
 TOPICS = ("rollout", "trace", "stats", "vote", "capability", "teacher_score")
 WINDOW = 5  # completed steps of a capability record
 NAME_BYTES = 160  # longest name of a problem, a run or a policy on the wire
+ANSWER_BYTES = 128  # longest answer on the wire
 LOGP_CEILING = 1e-4  # nats; above it a number is no log-prob, below it is the rounding of one
 
 
@@ -34,14 +34,18 @@ class WireShape:
     G: int
     U: int
     T: int
-    A: int = 64
+    A: int = ANSWER_BYTES
 
     @classmethod
-    def of(cls, run: RunConfig) -> WireShape:
-        """The sizes a run needs; 8 bytes for each token of the longest completion unless it says otherwise."""
+    def of(cls, run: RunConfig, views: int = 1) -> WireShape:
+        """The sizes a run needs; 8 bytes for each token of the longest completion unless it says otherwise.
+
+        Args:
+          views: wordings of each problem that are sampled.
+        """
         longest = max(p.max_new_tokens for p in run.policies.values())
         return cls(
-            P=run.problems_per_step,
+            P=run.problems_per_step * views,
             G=max(p.group_size for p in run.policies.values()),
             U=run.exchange.max_text_bytes or 8 * longest,
             T=longest,
@@ -294,24 +298,32 @@ def teacher_record(head: Header, learner: str, scored: Trace, shape: WireShape) 
     )
 
 
-def vote_record(head: Header, answers: Sequence[Sequence[str | None]], shape: WireShape) -> VoteRecord:
-    """Buckets of equal answers in the order first seen; None and '' do not vote, nor does an answer longer than A."""
+def vote_record(head: Header, vote: Vote, shape: WireShape) -> VoteRecord:
+    """From a vote whose answers have at most A bytes."""
     count, first = np.zeros((2, shape.P, shape.G), np.int32)
     answer_bytes = np.full((shape.P, shape.G), -1, np.int32)
     answer = np.zeros((shape.P, shape.G, shape.A), np.uint8)
     winner, parseable, n = np.full(shape.P, -1, np.int32), np.zeros(shape.P, np.int32), np.zeros(shape.P, np.int32)
-    for p, given in enumerate(answers):
-        buckets: dict[str, list[int]] = collections.defaultdict(list)
-        for sample, a in enumerate(given):
-            if a and len(a.encode()) <= shape.A:
-                buckets[a].append(sample)
-        for b, (a, samples) in enumerate(buckets.items()):
+    for p, given in enumerate(vote.answers):
+        for b, a in enumerate(given):
             raw = np.frombuffer(a.encode(), np.uint8)
             answer[p, b, : len(raw)], answer_bytes[p, b] = raw, len(raw)
-            count[p, b], first[p, b] = len(samples), samples[0]
-        n[p], parseable[p] = len(given), count[p].sum()
-        winner[p] = count[p].argmax() if buckets else -1
+        count[p, : len(given)], first[p, : len(given)] = vote.counts[p], vote.first[p]
+        n[p], parseable[p] = vote.n[p], count[p].sum()
+        winner[p] = count[p].argmax() if given else -1
     return VoteRecord(head, answer, answer_bytes, count, first, winner, parseable, n)
+
+
+def vote_of(record: VoteRecord, problems: int) -> Vote:
+    """The vote on the first so many problems of a record."""
+    used = [np.flatnonzero(row >= 0) for row in record.answer_bytes[:problems]]
+    text = lambda p, b: bytes(record.answer[p, b, : record.answer_bytes[p, b]]).decode()  # noqa: E731
+    return Vote(
+        answers=tuple(tuple(text(p, b) for b in row) for p, row in enumerate(used)),
+        counts=tuple(tuple(record.count[p, row].tolist()) for p, row in enumerate(used)),
+        first=tuple(tuple(record.first[p, row].tolist()) for p, row in enumerate(used)),
+        n=tuple(record.n[:problems].tolist()),
+    )
 
 
 def spans_of(record: RolloutRecord | TeacherRecord, text: np.ndarray | None = None) -> Trace:

@@ -118,7 +118,7 @@ def apply_update(state: dict, batch: Batch, *, forward, settings, optimizer) -> 
     """One optimiser update. A gradient or step that is not finite leaves the state as it is, counted in `skipped`.
 
     Args:
-      state: `params`, `opt_state`, `step` (updates made, i32) and `skipped` (i32).
+      state: `params`, `opt_state`, `step` (updates made, i32) and `skipped` (i32); whatever else it has stays.
       batch: leaves [M, b, ...].
 
     Returns:
@@ -132,7 +132,6 @@ def apply_update(state: dict, batch: Batch, *, forward, settings, optimizer) -> 
     moved = {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}
     kept = {k: state[k] for k in moved}
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), moved, kept)
-    new["step"] = state["step"] + finite
-    new["skipped"] = state["skipped"] + ~finite
+    new = {**state, **new, "step": state["step"] + finite, "skipped": state["skipped"] + ~finite}
     skipped = (~finite).astype(jnp.float32)
     return new, {**sums, "loss": loss, "grad_norm": norm, "skipped": skipped, "row_logp": row_logp}

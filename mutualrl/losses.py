@@ -112,6 +112,33 @@ def mask_vocab(logits: jax.Array, real_vocab: int) -> jax.Array:
     return jnp.where(jnp.arange(logits.shape[-1]) < real_vocab, logits, jnp.finfo(logits.dtype).min / 2)
 
 
+def confidence(logits: jax.Array, signal: str, *, temperature, real_vocab: int) -> jax.Array:
+    """How sure a policy is of its next token: one of `types.SIGNALS`, in nats, over the real vocabulary.
+
+    self_certainty: logsumexp(z) - mean_v z of raw logits z (published: Intuitor; KL(uniform || p) + log V);
+    self_certainty_tempered: the same of z/temperature; entropy: of softmax(z) (published: RENT).
+
+    Args:
+      logits: f32[..., V] that predict the token.
+
+    Returns:
+      f32[...].
+
+    Raises:
+      ValueError: unknown signal.
+    """
+    if signal not in types.SIGNALS:
+        raise ValueError(f"signal={signal!r}: allowed are {', '.join(types.SIGNALS)}")
+    z = logits[..., :real_vocab]
+    if signal == "self_certainty_tempered":
+        z = z / temperature
+    z = z - z.max(-1, keepdims=True)  # changes neither number, and keeps their digits
+    if signal == "entropy":
+        logp = jax.nn.log_softmax(z, axis=-1)
+        return -(jnp.exp(logp) * logp).sum(-1)
+    return jax.nn.logsumexp(z, axis=-1) - z.mean(-1)
+
+
 def kl_estimate(logp: jax.Array, ref_logp: jax.Array, estimator: str) -> jax.Array:
     """Per-token estimate of KL(policy || reference) in nats, with e = ref - logp clamped to ±20.
 

@@ -55,8 +55,7 @@ class Policy:
       model: its ModelConfig.
       tokenizer: its tokenizer.
       mesh: its mesh slice.
-      state: `params`, `opt_state`, `step`, `skipped`; arrays on the slice, float32.
-      ref_params: frozen initial parameters, or None where nothing needs them.
+      state: `params`, `opt_state`, `step`, `skipped`, and `teacher` where it has one; arrays on the slice, float32.
       prompt_lengths: padded prompt lengths that may occur, ascending; one compilation each.
     """
 
@@ -73,12 +72,14 @@ class Policy:
         total_updates: int,
         seed: int,
         loss_settings: losses.LossSettings,
+        teacher: bool = False,
     ):
         """Args:
         params: float32 parameter tree of `model`, host or device arrays.
         total_updates: optimiser updates of the whole run (sizes the schedule).
         seed: of the run.
         loss_settings: what the transfer regime's batches contain.
+        teacher: keep a slowly following copy of the parameters (`follow`), which is the KL reference then.
 
         """
         self.name, self.index, self.config, self.tokenizer, self.mesh = name, index, config, tokenizer, mesh
@@ -111,7 +112,7 @@ class Policy:
         # What is never updated needs no optimiser state and no reference.
         optimizer = optax.identity() if config.frozen else make_optimizer(config, total_updates)
         self.schedule = schedule(config, total_updates)
-        self._place(params, optimizer)
+        self._place(params, optimizer, teacher and not config.frozen)
         self._sample = jax.jit(sample, static_argnames=("decoder", "settings"))
         self._score = jax.jit(
             lambda params, tokens, positions, completion: jax.lax.map(
@@ -125,16 +126,28 @@ class Policy:
             out_shardings=(self.state_shardings, self._replicated),
         )
 
-    def _place(self, params: dict, optimizer: optax.GradientTransformation) -> None:
+        self._follow = jax.jit(
+            lambda teacher, params, a: jax.tree.map(lambda t, p: a * p + (1 - a) * t, teacher, params), donate_argnums=0
+        )
+
+    def _place(self, params: dict, optimizer: optax.GradientTransformation, teacher: bool) -> None:
         params = jax.device_put(params, sharding.shardings(params, self.mesh))
         shapes = jax.eval_shape(optimizer.init, params)
         opt_state = jax.jit(optimizer.init, out_shardings=sharding.shardings(shapes, self.mesh))(params)
         zero = lambda: jax.device_put(jnp.int32(0), self._replicated)  # noqa: E731
         self.state = {"params": params, "opt_state": opt_state, "step": zero(), "skipped": zero()}
+        # The update donates the state, so the teacher and the reference need arrays of their own.
+        if teacher:
+            self.state["teacher"] = jax.tree.map(jnp.copy, params)
         self.state_shardings = sharding.shardings(self.state, self.mesh)
-        # The update donates the state, so the reference needs arrays of its own.
-        anchored = self.config.kl_coef and not self.config.frozen
-        self.ref_params = jax.tree.map(jnp.copy, params) if anchored else None
+        anchored = self.config.kl_coef and not self.config.frozen and not teacher
+        self._initial = jax.tree.map(jnp.copy, params) if anchored else None
+
+    @property
+    def ref_params(self) -> dict | None:
+        """Parameters of the KL reference: the teacher's if there is one, else the initial ones; None where nothing
+        needs them."""
+        return self.state.get("teacher", self._initial)
 
     # Prompts
 
@@ -172,6 +185,8 @@ class Policy:
         top_p: float = 1.0,
         top_k: int = 0,
         purpose: str = "train",
+        signal: str = "",
+        teacher: bool = False,
     ) -> Pending:
         """Starts G completions of each problem.
 
@@ -180,6 +195,8 @@ class Policy:
           step: cohort step; with `purpose`, the problem and the sample number it fixes all randomness.
           samples: G; 0 takes `group_size`.
           temperature: None takes the policy's; 0 is greedy (log-probs are then at temperature 1).
+          signal: of `types.SIGNALS`, to be computed of every rollout.
+          teacher: sample the teacher's completions; those of the policy itself where it has none.
 
         Returns:
           Pending of `Rollouts`.
@@ -195,6 +212,7 @@ class Policy:
             top_k=top_k,
             top_p=top_p,
             greedy=temperature == 0,
+            signal=signal,
             rows=self._rows if self.mesh.size > 1 else None,
         )
         key = jax.random.fold_in(jax.random.fold_in(self._key, hashed(purpose)), step)
@@ -202,15 +220,15 @@ class Policy:
         args = (prompt, positions, ids, key, self.is_stop | self.is_stop_text, np.float32(temperature or 1.0))
         version = self.state["step"]
         version = version + 0  # the update donates the original
-        out = self._sample(
-            self.state["params"], *jax.device_put(args, self._replicated), decoder=self.decoder, settings=settings
-        )
+        params = self.state.get("teacher", self.state["params"]) if teacher else self.state["params"]
+        out = self._sample(params, *jax.device_put(args, self._replicated), decoder=self.decoder, settings=settings)
 
         def finish() -> Rollouts:
-            tokens, logps, lengths = jax.device_get(out)
-            return self._rollouts(
+            tokens, logps, lengths, sums = jax.device_get(out)
+            own = self._rollouts(
                 int(version), step, tuple(problems), prompt, positions, tokens, logps, lengths, temperature
             )
+            return dataclasses.replace(own, signal=sums.astype(np.float64) / lengths if signal else None)
 
         return Pending(finish)
 
@@ -280,6 +298,10 @@ class Policy:
             }
 
         return Pending(finish)
+
+    def follow(self, weight: float) -> None:
+        """Moves the teacher towards the policy: weight · policy + (1 - weight) · teacher, float32, at once."""
+        self.state = {**self.state, "teacher": self._follow(self.state["teacher"], self.state["params"], weight)}
 
     # Micro-batches
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from mutualrl import types
-from mutualrl.losses import mask_vocab
+from mutualrl.losses import confidence, mask_vocab
 from mutualrl.models.decoder import Decoder
 
 
@@ -30,6 +30,7 @@ class SamplerSettings:
       top_k: keep the k likeliest ids; 0 keeps all.
       top_p: keep the smallest set of likeliest ids whose probability reaches p; 1 keeps all.
       greedy: take the likeliest id; recorded log-probs are then at temperature 1.
+      signal: of `types.SIGNALS`, to be computed of every completion; '' for none.
       rows: a `NamedSharding` over the leading axis of arrays with one row a slot, or None.
     """
 
@@ -40,7 +41,23 @@ class SamplerSettings:
     top_k: int = 0
     top_p: float = 1.0
     greedy: bool = False
+    signal: str = ""
     rows: Any = None
+
+
+class Sampled(NamedTuple):
+    """Finished completions.
+
+    Attributes:
+      tokens: i32[P, G, T], 0 after the end. logprobs: f32[P, G, T], 0 after the end.
+      lengths: i32[P, G] tokens, the stopping id counted.
+      signal: f32[P, G] the signal's sum over a completion's tokens, 0 where none was asked for.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    lengths: jax.Array
+    signal: jax.Array
 
 
 class _State(NamedTuple):
@@ -55,6 +72,7 @@ class _State(NamedTuple):
     tokens: jax.Array  # i32[W, T] results, one row a work item
     logprobs: jax.Array  # f32[W, T]
     lengths: jax.Array  # i32[W]
+    signal: jax.Array  # f32[W]
 
 
 def filter_logits(logits: jax.Array, top_k: int, top_p: float) -> jax.Array:
@@ -108,7 +126,7 @@ def sample(
     *,
     decoder: Decoder,
     settings: SamplerSettings,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> Sampled:
     """Samples `settings.samples` completions of every prompt.
 
     A completion's randomness depends on (key, problem, sample, token number) alone: neither on its slot, nor on its
@@ -124,8 +142,7 @@ def sample(
       temperature: f32 scalar above 0.
 
     Returns:
-      tokens i32[P, G, T] (0 after the end), log-probs f32[P, G, T] (0 after the end), lengths i32[P, G] with the
-      stopping id counted.
+      Sampled.
     """
     P, S = prompts.shape
     G, T = settings.samples, settings.max_new_tokens
@@ -162,6 +179,9 @@ def sample(
         token, logp = draw(logits, item_keys, temperature, settings)
         row = jnp.where(which, s.item, work)  # out of range: dropped
         count = s.count + which
+        if settings.signal:
+            sure = confidence(logits, settings.signal, temperature=temperature, real_vocab=settings.real_vocab)
+            s = s._replace(signal=s.signal.at[row].add(sure, mode="drop"))
         return s._replace(
             tokens=s.tokens.at[row, s.count].set(token, mode="drop"),
             logprobs=s.logprobs.at[row, s.count].set(logp, mode="drop"),
@@ -227,9 +247,11 @@ def sample(
         tokens=jnp.zeros((work, T), jnp.int32),
         logprobs=jnp.zeros((work, T), jnp.float32),
         lengths=jnp.zeros(work, jnp.int32),
+        signal=jnp.zeros(work, jnp.float32),
     )
     end = jax.lax.while_loop(lambda s: (s.next_item < work) | s.active.any(), fill_and_decode, start)
-    return end.tokens.reshape(P, G, T), end.logprobs.reshape(P, G, T), end.lengths.reshape(P, G)
+    grid = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
+    return Sampled(grid(end.tokens), grid(end.logprobs), grid(end.lengths), grid(end.signal))
 
 
 def _ways(rows) -> int:

@@ -4,12 +4,49 @@ checks them."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class ConfigError(ValueError):
     """A setting that cannot work: names the field, its value and what is allowed, in one line."""
+
+
+# What a label source's verdicts are good for, and what a transfer regime asks of them; each includes those before it.
+OWN_SCALE = 0  # real numbers that only compare rollouts of one policy
+SUCCESS = 1  # right or wrong, the same thing for every policy
+
+
+def one_of(field: str, value: Any, allowed: Sequence[Any]) -> None:
+    """Refuses a value that is not among those allowed; ConfigError."""
+    if value not in allowed:
+        raise ConfigError(f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}")
+
+
+def within(field: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
+    """Refuses a number outside [low, high], or outside (low, high] with `open_low`; ConfigError."""
+    if not (low < value if open_low else low <= value) or value > high:
+        bound = f"above {low:g}" if open_low else f"at least {low:g}"
+        raise ConfigError(
+            f"{field}={value!r}: must be {bound}" + (f" and at most {high:g}" if high < float("inf") else "")
+        )
+
+
+def trained_with(run: RunConfig, regime: str, why: str = "", **only: Any) -> None:
+    """Refuses policies in training whose settings do not go with a transfer regime; ConfigError.
+
+    Args:
+      why: appended to the message.
+      only: setting -> the value, or a tuple of values, that it must have.
+    """
+    for name, policy in run.policies.items():
+        for field, wanted in only.items():
+            allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+            if not policy.frozen and getattr(policy, field) not in allowed:
+                must = " or ".join(map(str, allowed))
+                raise ConfigError(
+                    f"policies.{name}.{field}={getattr(policy, field)!r}: must be {must} with transfer {regime!r}{why}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +62,7 @@ class PolicyConfig:
 
     # Prompts
     system: str = ""  # system turn; folded into the user turn where the chat template has none
+    view: int = 0  # wording of a problem that this policy is trained on: 0 the question, k the k-th of its views
     template: str = ""  # plain prompt with {question}, instead of the model's chat template
     stop_text: str = ""  # a token that contains this text ends a completion, beside the model's stop ids; e.g. "\n"
     max_prompt_tokens: int = 512  # problems with a longer prompt for any policy are dropped and counted
@@ -115,7 +153,9 @@ class RunConfig:
     grader: str = "exact"  # a module of mutualrl.rewards
     grader_workers: int = 2
     grader_timeout_s: float = 5.0
-    label: str = "verifier"  # a module of mutualrl.labels: who says what is right
+    views: str = ""  # a file with other wordings of the problems, by id (mutualrl.data.views)
+    label: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "verifier"})  # `name`: a module of
+    # mutualrl.labels, who says what is right; the rest: its options
     transfer: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "none"})  # `name`: a module of
     # mutualrl.transfer, what is learnt from peers; the rest: its options
     exchange: ExchangeConfig = dataclasses.field(default_factory=lambda: ExchangeConfig())

@@ -15,9 +15,9 @@ from mutualrl.assembly import Material
 from mutualrl.config import regime, transfer_options
 from mutualrl.exchange import Exchange, Heard
 from mutualrl.experience import TeacherRecord
+from mutualrl.labelling import Labelling
 from mutualrl.policy import Policy
 from mutualrl.received import receive
-from mutualrl.rewards.workers import GraderPool
 from mutualrl.scores import Scores
 from mutualrl.settings import RunConfig
 from mutualrl.tokenizers import bridge
@@ -36,12 +36,11 @@ class Sharing:
         bytes, `wire` for want of room, `roundtrip` on the way to the learner's tokens.
     """
 
-    def __init__(self, run: RunConfig, cohort: Sequence[Policy], label: Any, exchange: Exchange):
+    def __init__(self, run: RunConfig, cohort: Sequence[Policy], labelling: Labelling, exchange: Exchange):
         """Args:
-        label: module of `mutualrl.labels`.
+        labelling: judges what is heard.
         """
-        self.run, self.cohort, self.label, self.exchange = run, cohort, label, exchange
-        self.label_source = f"{run.label}:{run.grader}"
+        self.run, self.cohort, self.labelling, self.exchange = run, cohort, labelling, exchange
         self.options = transfer_options(run)
         self.topics = regime(run).topics(self.options)
         self.edges = sources.edges(run)
@@ -66,7 +65,6 @@ class Sharing:
         verdicts: Mapping[str, Verdicts],
         rewards: Mapping[str, np.ndarray],
         scores: Scores,
-        grader: GraderPool,
     ) -> dict[str, Material]:
         """Publishes what the regime asks for and gathers what every learner hears.
 
@@ -94,7 +92,7 @@ class Sharing:
                 options=self.options,
                 step=step,
                 seed=self.run.seed,
-                received=self._received(p, rollouts[p.name], verdicts[p.name], heard, grader),
+                received=self._received(p, rollouts[p.name], verdicts[p.name], heard),
                 stats=tuple(r["stats"].stats for _, r in heard.of(p.name) if "stats" in r),
                 capability=self._capability(p.name, heard),
                 own_trace=spans[p.name][0] if spans else None,
@@ -128,7 +126,7 @@ class Sharing:
     ) -> None:
         shape = self.exchange.shape
         for name, own in rollouts.items():
-            head = experience.header(self.exchange.run_id, own, self.label_source)
+            head = experience.header(self.exchange.run_id, own, self.labelling.name)
             if "rollout" in self.topics:
                 record, too_long = experience.rollout_record(
                     head,
@@ -146,15 +144,13 @@ class Sharing:
             if "capability" in self.topics:
                 self.exchange.publish(experience.capability_record(head, self.exchange.rates[name]))
 
-    def _received(self, p: Policy, own: Rollouts, verdicts: Verdicts, heard: Heard, grader: GraderPool) -> Received:
+    def _received(self, p: Policy, own: Rollouts, verdicts: Verdicts, heard: Heard) -> Received:
         records = [(s, found["rollout"]) for s, found in heard.of(p.name) if "rollout" in found]
         received, causes = receive(
             records,
             len(own.problems),
             p.tokenizer,
-            lambda record: self.label.judge(
-                record, own, verdicts, grader, record.header.label_source == self.label_source
-            ),
+            lambda record: self.labelling.judge(record, own, verdicts),
             length=p.config.max_new_tokens,
             overlong=self.run.exchange.overlong,
             two_way={s.name: any(x.name == p.name for x in self.edges.get(s.name, ())) for s, _ in records},
@@ -204,7 +200,7 @@ class Sharing:
             scored_rows = scores.of(rows)
             for name in again:
                 logp = scored_rows.get(name, np.zeros((0, again[name].tokens.shape[1]), np.float32))
-                head = experience.header(self.exchange.run_id, rollouts[name], self.label_source)
+                head = experience.header(self.exchange.run_id, rollouts[name], self.labelling.name)
                 scored = _scored(text, again[name], logp, own.finish == types.STOP)
                 record = experience.teacher_record(head, learner, scored, shape)
                 self._count(name, "wire", {"overflow": int(scored.valid.sum() - record.valid.sum())})
@@ -249,25 +245,34 @@ class Sharing:
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to hold, as JSON."""
         rescued = {name: sorted(ids) for name, ids in self.rescued.items()}
-        return {"exchange": self.exchange.state(), "rescued": rescued, "causes": dict(self.causes)}
+        return {
+            "exchange": self.exchange.state(),
+            "rescued": rescued,
+            "causes": dict(self.causes),
+            "votes": dict(self.labelling.causes),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up the `state` of an earlier try."""
         self.exchange.restore(state["exchange"])
         self.rescued = {name: set(ids) for name, ids in state["rescued"].items()}
         self.causes = collections.Counter(state["causes"])
+        self.labelling.causes = collections.Counter(state["votes"])
 
     def counts(self) -> dict[str, int]:
         """Everything dropped or missing so far, by `<source or learner>/<stage>/<cause>`."""
-        return {**self.causes, **{k.replace("/", "/record/", 1): n for k, n in self.exchange.causes.items()}}
+        records = {k.replace("/", "/record/", 1): n for k, n in self.exchange.causes.items()}
+        return {**self.causes, **self.labelling.causes, **records}
 
     def summary(self) -> dict[str, Any]:
         """The `exchange` part of summary.json; empty where nothing is exchanged."""
-        if not self.topics:
+        voters = self.exchange.voters
+        if not self.topics and not voters:
             return {}
         return {
-            "topics": list(self.topics),
-            "edges": {name: [s.name for s in heard] for name, heard in self.edges.items()},
+            "topics": [*self.topics, *(["vote"] if voters else [])],
+            "edges": {name: [s.name for s in heard] for name, heard in self.edges.items()} if self.topics else {},
+            "votes": {name: [s.name for s in heard] for name, heard in voters.items()},
             "kinds": {s.name: s.kind for s in sources.sources(self.run)},
             "bytes_sent": dict(self.exchange.bytes_sent),
             "dropped": dict(sorted(self.counts().items())),
@@ -301,6 +306,6 @@ def _over(text: Trace, record: TeacherRecord) -> Trace:
     """A teacher's scores over a learner's own texts [P, G]; not valid where they are of other texts."""
     p, g = text.valid.shape
     spans = experience.spans_of(record, text.text)
-    scored = Trace(**{f.name: getattr(spans, f.name)[:p, :g] for f in dataclasses.fields(Trace)})
+    scored = spans.at((slice(p), slice(g)))
     same = (scored.text_bytes == text.text_bytes) & (np.isfinite(scored.eos_logp) == np.isfinite(text.eos_logp))
     return dataclasses.replace(scored, valid=scored.valid & text.valid & same)

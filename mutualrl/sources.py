@@ -64,6 +64,20 @@ def edges(run: RunConfig) -> dict[str, tuple[Source, ...]]:
     return {name: tuple(s for s in found if (s.name, name) in pairs) for name in trained}
 
 
+def voters(run: RunConfig, votes: str) -> dict[str, tuple[Source, ...]]:
+    """The other policies whose votes each policy needs for its labels, by index; empty where nobody's cross.
+
+    Args:
+      votes: as `labels.Needs` has it. `predecessor`: the policy before it in the order of the config, cyclic.
+    """
+    found, n = sources(run)[: len(run.policies)], len(run.policies)
+    if votes == "predecessor":
+        return {s.name: (found[(s.index - 1) % n],) for s in found}
+    if votes == "all":
+        return {s.name: tuple(x for x in found if x is not s) for s in found}
+    return {}
+
+
 def _edge(edge: str, names: set[str], run: RunConfig) -> tuple[str, str]:
     source, arrow, learner = (x.strip() for x in str(edge).partition("->"))
     if not arrow or source not in names:

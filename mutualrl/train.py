@@ -8,7 +8,6 @@ The same command takes up a run that was stopped, from its last complete checkpo
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import logging
 import sys
@@ -21,13 +20,14 @@ import numpy as np
 
 from mutualrl import metrics, report
 from mutualrl.checkpoint import Checkpoints, last_record
-from mutualrl.cohort import Opened, build, fitting_problems, load_problems, open_models
-from mutualrl.config import ConfigError, RunConfig, regime, transfer_options
+from mutualrl.cohort import Opened, build, fitting_problems, load_problems, open_models, views_needed
+from mutualrl.config import ConfigError, RunConfig, label_options, label_source, regime, transfer_options
 from mutualrl.data.stream import ProblemStream, fingerprint
 from mutualrl.evaluate import evaluate, spread_over_kinds
 from mutualrl.exchange import Exchange
 from mutualrl.experience import NAME_BYTES
 from mutualrl.files import replace_text
+from mutualrl.labelling import Labelling, wordings
 from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
 from mutualrl.rewards.workers import GraderPool, self_check
@@ -41,10 +41,9 @@ def train_step(
     step: int,
     cohort: Sequence[Policy],
     problems: Sequence[Problem],
-    label: Any,
+    labelling: Labelling,
     transfer: Any,
     sharing: Sharing,
-    grader: GraderPool,
 ) -> dict[str, dict[str, float]]:
     """One cohort step: sample, label, share, build batches, update. Verbs of all policies are dispatched together.
 
@@ -52,38 +51,39 @@ def train_step(
       step: number of the step, from 0.
       cohort: the policies; the states of those that are not frozen move on.
       problems: the step's P problems, the same for all.
-      label: module of `mutualrl.labels`. transfer: module of `mutualrl.transfer`.
+      labelling: who says what is right. transfer: module of `mutualrl.transfer`.
       sharing: what crosses between policies.
-      grader: judges replies.
 
     Returns:
       metrics of every policy by name, and under '' those of the step (seconds a stage).
     """
     clock = [time.monotonic()]
     sharing.begin_step()
-    pending = {p.name: p.sample(problems, step) for p in cohort}
-    rollouts = {name: work.result() for name, work in pending.items()}
+    rollouts, generated = labelling.collect(labelling.sample(problems, step))
     clock.append(time.monotonic())
 
-    verdicts = {name: label.label(own, grader) for name, own in rollouts.items()}
+    verdicts, labels = labelling.label(step, rollouts)
     clock.append(time.monotonic())
 
     learners = [p for p in cohort if not p.config.frozen]
     scores = Scores(cohort)
     rewards = shaped_rewards(scores, cohort, rollouts, verdicts)
-    materials = sharing.share(step, rollouts, verdicts, rewards, scores, grader)
+    materials = sharing.share(step, rollouts, verdicts, rewards, scores)
     clock.append(time.monotonic())
 
     asked = scores.of({p.name: rows for p in learners if (rows := transfer.to_score(materials[p.name])) is not None})
     built = {p.name: transfer.build(dataclasses.replace(materials[p.name], scored=asked.get(p.name))) for p in learners}
     batches = complete(scores, {name: out for name, (out, _) in built.items()})
     updates = {p.name: [p.update(batch) for batch in batches[p.name]] for p in learners}
-    results = {p.name: metrics.of_rollouts(rollouts[p.name], verdicts[p.name]) for p in cohort}
+    results = {p.name: metrics.of_rollouts(rollouts[p.name], verdicts[p.name]) | labels[p.name] for p in cohort}
+    for p in cohort:
+        results[p.name]["tokens/generated"] = float(generated[p.name])
     for p in learners:
         done = [u.result() for u in updates[p.name]]
         results[p.name] |= metrics.of_updates(done) | built[p.name][1]
         results[p.name] |= sharing.learnt(step, p, materials[p.name], batches[p.name], done)
         results[p.name]["tokens/scored"] = float(scores.tokens[p.name])
+    labelling.end_step(step)
     sharing.end_step(verdicts)
     clock.append(time.monotonic())
     seconds = {f"time/{k}": b - a for k, a, b in zip(("sample", "label", "share", "update"), clock, clock[1:])}
@@ -123,14 +123,15 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         check_same_run(record, progress, run, workdir)
 
     topics = regime(run).topics(transfer_options(run))
-    if topics:
-        check_names(problems)
     exchange = Exchange(run, topics, run_id=workdir.name, folder=workdir / "exchange.log" if run.exchange.log else None)
+    if topics or exchange.voters:
+        check_names(wordings(problems, label_source(run).needs(label_options(run)).views))
     workdir.mkdir(parents=True, exist_ok=True)
     report.show_start(run, plan, opened)
     cohort = build(run, opened, plan)
-    label = importlib.import_module(f"mutualrl.labels.{run.label}")
-    transfer, sharing = regime(run), Sharing(run, cohort, label, exchange)
+    grader = GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s)
+    labelling = Labelling(run, cohort, exchange, grader)
+    transfer, sharing = regime(run), Sharing(run, cohort, labelling, exchange)
     checkpoints = Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep)
     first_step = 0
     if (restored := checkpoints.restore()) is not None:
@@ -151,7 +152,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     # As many slots as in training, so that an evaluation needs no more memory.
     step_rollouts = run.problems_per_step * min(p.group_size for p in run.policies.values())
 
-    with GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s) as grader:
+    with grader:
         kept = first_step if restored else -1
         writer = metrics.MetricWriter(workdir, tensorboard=run.tensorboard, keep_to=kept)
 
@@ -185,7 +186,7 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
             assess(0, "Evaluating before training")
         with report.Progress("Training", run.steps, done=first_step) as bar:
             for step in range(first_step, run.steps):
-                found = train_step(step, cohort, stream.next(run.problems_per_step), label, transfer, sharing, grader)
+                found = train_step(step, cohort, stream.next(run.problems_per_step), labelling, transfer, sharing)
                 count_tokens(progress["tokens"], found)
                 check_health(found, run, warn, sharing.counts())
                 done = step + 1
@@ -211,7 +212,7 @@ def prepare(run: RunConfig) -> tuple[list[Problem], list[Problem], dict[str, Ope
     """
     problems, held_out = load_problems(run, "train"), load_problems(run, "test") if run.eval_problems else []
     opened = open_models(run)
-    problems, dropped = fitting_problems(problems, run, opened)
+    problems, dropped = fitting_problems(problems, run, opened, views=views_needed(run))
     if len(problems) < run.problems_per_step:
         raise ConfigError(f"problems_per_step={run.problems_per_step}: the data has {len(problems)} usable problems")
     held_out = [x for x in fitting_problems(held_out, run, opened)[0] if x.answer is not None or x.extra]
@@ -287,9 +288,10 @@ def note_config(run: RunConfig, workdir: Path) -> None:
 def note_held_out(
     workdir: Path, step: int, problems: Sequence[Problem], samples: int, found: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Moves the right samples of every problem from an evaluation's results to held_out.json:
+    """Moves the right samples and the answers of every problem from an evaluation's results to held_out.json:
 
-    {"problems": [id], "kinds": [kind of each], "samples": n, "steps": {step: {policy: [right samples of each]}}}
+    {"problems": [id], "kinds": [kind of each], "samples": n, "steps": {step: {policy: [right samples of each]}},
+     "answers": {step: {policy: [[answer of each sample, or null] of each]}}}
     """
     path = workdir / "held_out.json"
     here = {"problems": [x.id for x in problems], "kinds": [x.kind for x in problems], "samples": samples}
@@ -297,9 +299,11 @@ def note_held_out(
         before = json.loads(path.read_text())
     except (OSError, ValueError):
         before = {}
-    steps = before.get("steps", {}) if all(before.get(k) == v for k, v in here.items()) else {}
-    steps[str(step)] = {name: result.pop("right") for name, result in found.items()}
-    replace_text(path, json.dumps({**here, "steps": steps}) + "\n")
+    same = all(before.get(k) == v for k, v in here.items())
+    for key, part in (("steps", "right"), ("answers", "answers")):
+        here[key] = before.get(key, {}) if same else {}
+        here[key][str(step)] = {name: result.pop(part) for name, result in found.items()}
+    replace_text(path, json.dumps(here) + "\n")
 
 
 def _differences(a: Any, b: Any, where: str = "") -> list[str]:

@@ -34,6 +34,10 @@ TOKEN, SEQUENCE = 0, 1
 KL_ESTIMATORS = ("k2", "k3", "k3_k2")
 CORRECTIONS = ("none", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask")
 
+# Numbers that the sampler can compute of every rollout from the logits its tokens were drawn by (`mutualrl.losses`):
+# self-certainty of the logits, the same of logits divided by the temperature, and entropy.
+SIGNALS = ("self_certainty", "self_certainty_tempered", "entropy")
+
 PAD_POSITION = -1
 
 
@@ -63,6 +67,14 @@ class Problem:
     views: tuple[str, ...] = ()
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def wording(self, view: int) -> Problem:
+        """The problem in its k-th other wording; itself for 0.
+
+        Raises:
+          IndexError: there are fewer.
+        """
+        return dataclasses.replace(self, question=self.views[view - 1]) if view else self
+
     @property
     def asked(self) -> str:
         """What a policy is asked: the question, with the options of a multiple-choice problem as lettered lines."""
@@ -86,6 +98,7 @@ class Rollouts:
       finish: i8[P, G] STOP (a stop id), LENGTH (cut off) or STOP_TEXT (a token that contains the stop text).
       text: P lists of G completions as text, without the terminal stop id.
       temperature: the sampling temperature.
+      signal: f64[P, G] mean over a rollout's tokens of the number in SIGNALS that was asked for, else None.
     """
 
     policy: str
@@ -100,6 +113,15 @@ class Rollouts:
     finish: np.ndarray
     text: tuple[tuple[str, ...], ...]
     temperature: float
+    signal: np.ndarray | None = None
+
+    def first(self, samples: int) -> Rollouts:
+        """The first so many rollouts of every problem."""
+        if samples == self.tokens.shape[1]:
+            return self
+        cut = {k: getattr(self, k)[:, :samples] for k in ("tokens", "mask", "logprobs", "finish")}
+        signal = None if self.signal is None else self.signal[:, :samples]
+        return dataclasses.replace(self, **cut, signal=signal, text=tuple(group[:samples] for group in self.text))
 
     @property
     def lengths(self) -> np.ndarray:
@@ -115,11 +137,30 @@ class Verdicts:
       reward: f64[P, G], NaN where the rollout could not be judged (it then leaves statistics and loss).
       success: i8[P, G] unshaped verdict: 1 right, 0 wrong, -1 unknown. Gates and counts use this, never `reward`.
       answers: P lists of the G answers that were found, None where none was; None if nobody looked.
+      labels: P answers that count as right, None where a problem has no label; None where rewards are not by labels.
+      share: f64[P] share of the vote that the label won, NaN where there is none; None as above.
     """
 
     reward: np.ndarray
     success: np.ndarray
     answers: tuple[tuple[str | None, ...], ...] | None = None
+    labels: tuple[str | None, ...] | None = None
+    share: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """How often each answer was given to each of P problems: buckets in the order first seen.
+
+    Attributes:
+      answers: the first answer of each bucket, counts: rollouts in it, first: sample number of its first; P tuples.
+      n: rollouts of each problem, those without an answer included.
+    """
+
+    answers: tuple[tuple[str, ...], ...]
+    counts: tuple[tuple[int, ...], ...]
+    first: tuple[tuple[int, ...], ...]
+    n: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

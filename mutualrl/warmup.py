@@ -81,6 +81,10 @@ def ensure_models(run: RunConfig) -> RunConfig:
         if policies[name].template or policies[name].system:
             raise ConfigError(f"policies.{name}.template: a warm-up asks the bare question; leave it and system empty")
         plan = {**recipe(**options), "seed": run.seed, "data": dict(run.data)}
+        if run.views:
+            plan["views"] = run.views
+        if not plan["data"].get("views"):
+            plan["data"].pop("views", None)  # models without views keep the names they had before there were any
         digest = hashlib.blake2b(json.dumps(plan, sort_keys=True).encode(), digest_size=6).hexdigest()
         folder = Path(settings["folder"]) / f"{name}-{digest}"
         if not folder.is_dir():
@@ -121,7 +125,7 @@ def make_model(folder: Path, name: str, plan: Mapping[str, Any], problems: list[
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    texts = [f"{x.question}{x.answer}" for x in problems]
+    texts = [f"{text}{x.answer}" for x in problems for text in (x.question, *x.views)]
     train_tokenizer.train(part, plan["tokenizer"], texts, size=plan["tokenizer_size"], bos=plan["bos"])
     tokenizer = Tokenizer.load(part)
     stop = tokenizer.stop_ids[0]

@@ -58,7 +58,7 @@ def test_bad_settings_of_a_policy(change, says):
     "path, value, says",
     [
         ("steps", 0, "steps=0: must be at least 1"),
-        ("label", "oracle", "label='oracle': allowed are verifier"),
+        ("label.name", "oracle", "label.name='oracle': allowed are entropy, peer_vote"),
         ("transfer.name", "magic", "transfer.name='magic': allowed are ampo, distill, graft, hacpo, luffy, none, prp"),
         ("transfer.sgt.nll_coef", -0.1, None),  # options of a regime that is not used do not matter
         ("exchange.topology", "tree", "exchange.topology='tree': allowed are all_to_all, ring, pairs, star, explicit"),
@@ -105,7 +105,7 @@ def test_the_regime_and_its_options():
     run = read(config)
     assert run.transfer["name"] == "sgt" and run.transfer["nll_coef"] == 0.2 and transfer_options(run).nll_coef == 0.2
     config.transfer.sgt.nll_coef = -1.0
-    with pytest.raises(ConfigError, match="transfer.sgt.nll_coef=-1: must be at least 0"):
+    with pytest.raises(ConfigError, match="transfer.sgt.nll_coef=-1.0: must be at least 0"):
         read(config)
     with pytest.raises(ConfigError, match="transfer.sgt.lambda_: no such setting; allowed are length_norm"):
         use_transfer(config, "sgt", lambda_=1)

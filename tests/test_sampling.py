@@ -70,7 +70,7 @@ def completions(*, prompts=PROMPTS, keys=KEYS, key=1, stops=STOPS, temperature=T
     out = run(
         params, *prompts, keys, jax.random.key(key), stops, np.float32(temperature), decoder=decoder, settings=settings
     )
-    return tuple(np.asarray(x) for x in out)
+    return tuple(np.asarray(x) for x in out[:3])
 
 
 def same(a, b):

@@ -2,26 +2,28 @@
 
     {"schema": 1, "baseline", "contrasts": [[arm, against]], "steps", "samples", "policies": [name],
      "groups": {policy: {group: [kinds]}}, "rule", "missing": {run: why},
-     "arms": {arm: {"seeds": [s], "transfer", "seconds", "bytes_sent", "dropped": {cause: n}, "decoupling": {pair: …},
+     "arms": {arm: {"seeds": [s], "transfer", "label", "seconds", "bytes_sent", "dropped": {cause: n},
+       "decoupling": {pair: {"before": A, "after": A}},
        "policies": {policy: {
          "accuracy": {group: {"before": E, "after": E, "gain": E, "minus": {other arm: E}}},
          "pass@k": {group: {k: {"before": E, "after": E}}},
          "half": {kind: {seed: step or null}}, "evaluation_noise",
          "metrics": {name: {"mean", "end"}}, "tokens": {"own": {…}, "joint": {…}}, "ratio": {"own": {…}, "joint": {…}},
-         "curves": {group: {"steps": [n], "seeds": {seed: [accuracy]}}}}}}},
+         "curves": {group: {"steps": [n], "seeds": {seed: [accuracy]}}},
+         "collapse": {seed: {signature: {…}}}, "label_curves": {metric: {"steps": [n], "seeds": {seed: [value]}}}}}}},
      "statements": […], "rows": [{"name", "value", "unit", "ratio_to": {arm: ratio}, "machine"}]}
 
 E, an estimate: {"value", "interval": [low, high], "seeds": {seed: value}, "problems": n a seed}. Intervals are those of
 `intervals.hierarchical_interval`, 95 %, each for itself: with many of them some miss by chance. Differences are paired
-by seed and problem. Groups of held-out problems, for each policy: `all`; `peer_only`, kinds that it cannot do before
-training (pass@1 at most CANNOT, over all seeds) and another policy can (at least CAN); `own_only`, the reverse; `main`,
-the rest. `half` is the first evaluation with at least half of a `peer_only` kind right. Metrics are means over all
+by seed and problem. A: what `decoupling.apart` returns. `collapse` and `label_curves` (see `labels`) are there only if
+some arm learns from labels other than the verifier's. Groups of held-out problems, for each policy: `all`; `peer_only`,
+kinds that it cannot do before training (pass@1 at most CANNOT, over all seeds) and another policy can (at least CAN);
+`own_only`, the reverse; `main`, the rest. `half` is the first evaluation with at least half of a `peer_only` kind right. Metrics are means over all
 steps (`mean`) and over the last quarter (`end`). Keys may be added, none is renamed or removed within a schema.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -30,10 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from mutualrl.analysis import claims, costs
-from mutualrl.analysis.decoupling import decoupling
+from mutualrl.analysis import claims, costs, decoupling, labels
 from mutualrl.analysis.intervals import hierarchical_interval
-from mutualrl.evaluate import pass_at_k
+from mutualrl.analysis.runs import Run
 from mutualrl.settings import ConfigError
 
 CAN, CANNOT = 0.5, 0.05
@@ -42,50 +43,8 @@ METRICS = (
     "entropy", "kl/old", "kl/ref", "clip/low", "clip/high", "clip/dual", "clip/peer_low", "clip/peer_high",
     "clip/peer_dual", "grad_norm", "ratio/ess_frac", "ratio/log_mean", "kl_hat", "rescue/all_fail", "rescue/available",
     "rescue/used", "rescue/stuck", "peer_rows", "peer_tokens", "thl/bound", "thl/group_tokens", "reward/mean",
+    "reward/group_std", "length/mean", "label/acc", "label/missing", "label/share", "label/reward_acc", "agreement", "wrong_consensus",
 )  # fmt: skip
-
-
-class Run:
-    """What a finished run left in its folder.
-
-    Attributes:
-      summary: of summary.json. ids, kinds: of the N held-out problems. samples: rollouts a problem.
-      right: step -> policy -> i64[N] right samples; steps ascending. judged: bool[N] problems that could be judged in
-      every evaluation. lines: of metrics.jsonl.
-    """
-
-    def __init__(self, arm: str, seed: int, folder: Path):
-        """Raises OSError, ValueError or KeyError where something is missing or damaged."""
-        self.arm, self.seed, self.folder = arm, seed, folder
-        self.summary = json.loads((folder / "summary.json").read_text())
-        self.config = self.summary["config"]
-        held_out = json.loads((folder / "held_out.json").read_text())
-        self.ids, self.samples = held_out["problems"], held_out["samples"]
-        self.kinds = np.array(held_out["kinds"])
-        steps = sorted(held_out["steps"], key=int)
-        self.right = {int(s): {p: np.array(c) for p, c in held_out["steps"][s].items()} for s in steps}
-        self.judged = np.all([c >= 0 for by_policy in self.right.values() for c in by_policy.values()], axis=0)
-        self.lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
-
-    @property
-    def policies(self) -> list[str]:
-        """Those that are trained."""
-        return [name for name, p in self.config["policies"].items() if not p["frozen"]]
-
-    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps i64[n] and values f64[n] of a metric, where there are any."""
-        found = [(x["step"], x[name]) for x in self.lines if name in x]
-        return np.array([s for s, _ in found], np.int64), np.array([v for _, v in found], np.float64)
-
-    def use(self, kinds: Sequence[str]) -> np.ndarray:
-        """bool[N] problems of these kinds that could be judged."""
-        return np.isin(self.kinds, kinds) & self.judged
-
-    def passed(
-        self, step: int, policy: str, kinds: Sequence[str], k: int = 1, use: np.ndarray | None = None
-    ) -> np.ndarray:
-        """f64[n] pass@k of each problem of these kinds, or of those to `use`."""
-        return pass_at_k(self.samples, self.right[step][policy][self.use(kinds) if use is None else use], k)
 
 
 def collect(
@@ -139,6 +98,7 @@ def collect(
         },
     }
     costs.add(found, runs)
+    labels.add(found, runs)
     found["statements"] = claims.statements(found)
     found["rows"] = _rows(found)
     return found
@@ -213,10 +173,14 @@ def _arm(runs: Sequence[Run], others: Mapping[str, Sequence[Run]], groups: Mappi
     """What is said of an arm, but for its costs."""
     last = max(runs[0].right)
     pairs = [(a, b) for i, a in enumerate(groups) for b in list(groups)[i + 1 :]]
+    right = [
+        decoupling.right_answers([decoupling.evaluated(r, s, p) for s in r.right for p in r.right[s]]) for r in runs
+    ]
     return {
         "seeds": [r.seed for r in runs],
         "transfer": runs[0].config["transfer"]["name"],
-        "decoupling": {f"{a}/{b}": {w: _apart(runs, s, a, b) for w, s in (("before", 0), ("after", last))}
+        "label": runs[0].label,
+        "decoupling": {f"{a}/{b}": {w: _apart(runs, right, s, a, b) for w, s in (("before", 0), ("after", last))}
                        for a, b in pairs},
         "policies": {p: _policy(runs, others, p, of_group) for p, of_group in groups.items()},
     }  # fmt: skip
@@ -269,15 +233,13 @@ def noise(runs: Sequence[Run], policy: str, step: int) -> float | None:
     return float(np.sqrt(np.mean(found)))
 
 
-def _apart(runs: Sequence[Run], step: int, a: str, b: str) -> dict[str, float]:
-    """`decoupling` of two policies, mean over seeds; counts are expectations over pairs of samples."""
-    out: dict[str, list[float]] = {}
-    for r in runs:
-        x, y = (r.right[step][p][r.judged] / r.samples for p in (a, b))
-        counts = (x * y, x * (1 - y), (1 - x) * y, (1 - x) * (1 - y))
-        for key, value in decoupling(*(float(c.sum()) for c in counts)).items():
-            out.setdefault(key, []).append(value)
-    return {k: float(np.mean(v)) for k, v in out.items() if k != "w"}  # equal wrong answers are not in the folders
+def _apart(runs: Sequence[Run], right: Sequence[Any], step: int, a: str, b: str) -> dict[str, Any]:
+    """Decoupling of two policies after a step, mean over seeds; `right`: for each run, of `right_answers`."""
+    tables = []
+    for r, known in zip(runs, right):
+        table = decoupling.counts(*(decoupling.evaluated(r, step, p) for p in (a, b)), known)
+        tables.append(table[r.judged])
+    return decoupling.apart(tables, [r.kinds[r.judged] for r in runs])
 
 
 def _metrics(runs: Sequence[Run], policy: str) -> dict[str, dict[str, float]]:

@@ -64,7 +64,7 @@ def curves(found: Mapping[str, Any], policy: str) -> str:
         )
         return figure
 
-    return _svg(draw, f"curves-{policy}")
+    return svg(draw, f"curves-{policy}")
 
 
 def bars(found: Mapping[str, Any], policy: str) -> str:
@@ -111,11 +111,11 @@ def bars(found: Mapping[str, Any], policy: str) -> str:
         figure.legend(marks, names, loc="outside lower center", ncols=4, frameon=False)
         return figure
 
-    return _svg(draw, f"bars-{policy}")
+    return svg(draw, f"bars-{policy}")
 
 
-def _svg(draw, salt: str) -> str:
-    """The SVG element of a figure; the same numbers give the same text."""
+def svg(draw, salt: str) -> str:
+    """The SVG element of the figure that `draw(pyplot)` returns; the same numbers give the same text."""
     import matplotlib  # here, because most of the package works without
 
     matplotlib.use("Agg")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mutualrl.analysis import comparison_plots, costs
+from mutualrl.analysis import comparison_plots, costs, decoupling, label_plots, labels, pages
 from mutualrl.analysis.claims import GROUP_NAMES, harm, signed, verdict
+from mutualrl.analysis.pages import Cell
 from mutualrl.files import replace_text
 
 DIAGNOSTICS = {  # metric: (heading, mean over all steps or `end`)
@@ -35,23 +34,22 @@ DIAGNOSTICS = {  # metric: (heading, mean over all steps or `end`)
     "peer_rows": ("peer rows", "mean"),
     "thl/bound": ("THL bound", "mean"),
     "thl/group_tokens": ("THL group", "mean"),
+    "reward/group_std": ("reward std in groups, end", "end"),
+    "length/mean": ("length, end", "end"),
+}
+LABEL_METRICS = {  # metric: heading, of the end of training
+    "label/acc": "label accuracy",
+    "label/share": "share of the vote",
+    "label/missing": "problems without label",
+    "label/reward_acc": "reward accuracy",
+    "agreement": "agreement",
+    "wrong_consensus": "wrong consensus",
 }
 WIDE = 190  # columns of a terminal that has room for intervals
 LEGEND = """▲ ▼: the 95 % interval over seeds and problems excludes 0. half at: first step
 with half of a kind right that only the peer could do, seed by seed. tokens: all
 that was generated for a policy to learn from, in multiples of {base}'s own."""
 MARKS = {"better": "▲", "worse": "▼", "open": ""}
-CSS = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1280px; margin: 2em auto;
-  padding: 0 1.2em }
-table { border-collapse: collapse; margin: .6em 0 1.2em; font-variant-numeric: tabular-nums; font-size: 13.5px }
-th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-th:first-child, td:first-child { text-align: left } .wide { overflow-x: auto }
-.better { color: #00527f; font-weight: 600 } .worse { color: #a84600; font-weight: 600 }
-svg { max-width: 100%; height: auto } .note { color: #555; font-size: 13.5px }
-"""
-
-Cell = tuple[str, str]  # text, verdict or ''
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
@@ -151,7 +149,7 @@ def diagnostics(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[
     of = {arm: e["policies"][policy]["metrics"] for arm, e in found["arms"].items()}
     columns = [m for m in DIAGNOSTICS if any(m in have for have in of.values())]
     rows = [
-        [(arm, ""), *((_number(have.get(m, {}).get(DIAGNOSTICS[m][1])), "") for m in columns)]
+        [(arm, ""), *((pages.number(have.get(m, {}).get(DIAGNOSTICS[m][1])), "") for m in columns)]
         for arm, have in of.items()
     ]
     return ["arm", *(DIAGNOSTICS[m][0] for m in columns)], rows
@@ -179,59 +177,108 @@ def page(found: Mapping[str, Any]) -> str:
     seeds = sorted({s for e in arms.values() for s in e["seeds"]})
     parts = [
         f"<h1>{len(arms)} arms, {len(seeds)} seed{'s' * (len(seeds) > 1)}, {found['steps']} steps</h1>",
-        f"<p><strong>{_text(harm(found))}</strong></p>",
-        _list([s["text"] for s in found["statements"] if s["verdict"] == "worse"]),
+        f"<p><strong>{pages.text(harm(found))}</strong></p>",
+        pages.bullets([s["text"] for s in found["statements"] if s["verdict"] == "worse"]),
         "<h2>Established differences in favour of an arm</h2>",
-        _list([s["text"] for s in found["statements"] if s["verdict"] == "better"]) or "<p>None.</p>",
+        pages.bullets([s["text"] for s in found["statements"] if s["verdict"] == "better"]) or "<p>None.</p>",
     ]
     for policy in found["policies"]:
         groups = "; ".join(f"{GROUP_NAMES[g]}: {', '.join(k) or 'none'}" for g, k in found["groups"][policy].items()
                            if g != "all")  # fmt: skip
         noise = [e["policies"][policy]["evaluation_noise"] for e in arms.values()]
         parts += [
-            f"<h2>{_text(policy)}</h2><p class=note>{_text(groups)}.</p>",
-            _table(*results(found, policy)),
+            f"<h2>{pages.text(policy)}</h2><p class=note>{pages.text(groups)}.</p>",
+            pages.table(*results(found, policy)),
             comparison_plots.bars(found, policy),
             comparison_plots.curves(found, policy),
             "<h3>Before, after and pass@k</h3>",
-            _table(*accuracy(found, policy)),
+            pages.table(*accuracy(found, policy)),
             ""
             if None in noise
             else "<p class=note>Evaluating the same checkpoint again would move pass@1 on all "
             f"problems of one seed by a standard deviation of up to {max(noise):.4f}.</p>",
             "<h3>What happened in training</h3>",
-            _table(*diagnostics(found, policy)),
+            pages.table(*diagnostics(found, policy)),
             "<h3>What it cost</h3>",
-            _table(*compute(found, policy)),
+            pages.table(*compute(found, policy)),
         ]
-    head = [
-        "arm",
-        "regime",
-        "seconds a run",
-        "bytes sent",
-        *(f"{p}, {w}" for p in _pairs(found) for w in ("before", "after")),
+    head = ["arm", "regime", "labels by", "seconds a run", "bytes sent"]
+    rows: list[list[Cell]] = [
+        [
+            (arm, ""),
+            (e["transfer"], ""),
+            (e["label"], ""),
+            (f"{e['seconds']:,.0f}", ""),
+            (f"{e['bytes_sent']:,.0f}", ""),
+        ]
+        for arm, e in arms.items()
     ]
-    rows: list[list[Cell]] = []
-    for arm, e in arms.items():
-        apart = [e["decoupling"][p][w] for p in _pairs(found) for w in ("before", "after")]
-        rows.append([(arm, ""), (e["transfer"], ""), (f"{e['seconds']:,.0f}", ""), (f"{e['bytes_sent']:,.0f}", ""),
-                     *((f"κ {_number(d.get('kappa'))}, c {d['c']:.1f} %", "") for d in apart)])  # fmt: skip
-    parts += ["<h2>Cohorts</h2>", _table(head, rows)]
+    pairs = {f"{arm}, {pair}": times for arm, e in arms.items() for pair, times in e["decoupling"].items()}
+    parts += ["<h2>Cohorts</h2>", pages.table(head, rows)]
+    if pairs:
+        parts += ["<h3>Who fails where, before and after training</h3>", pages.table(*decoupling.rows(pairs))]
     if any(e["dropped"] for e in arms.values()):
         parts.append("<p>Texts that were not used, a run, by policy, stage and cause:</p>")
-        parts.append(_list([f"{a}: {_counts(e['dropped'])}" for a, e in arms.items() if e["dropped"]]))
+        parts.append(pages.bullets([f"{a}: {_counts(e['dropped'])}" for a, e in arms.items() if e["dropped"]]))
     parts += [
+        *label_section(found, pairs),
         "<h2>No difference shown</h2>",
-        _list([s["text"] for s in found["statements"] if s["verdict"] == "open"]) or "<p>None.</p>",
-        "<h2>Missing runs</h2>" + _list([f"{n}: {w}" for n, w in found["missing"].items()]) if found["missing"] else "",
+        pages.bullets([s["text"] for s in found["statements"] if s["verdict"] == "open"]) or "<p>None.</p>",
+        "<h2>Missing runs</h2>" + pages.bullets([f"{n}: {w}" for n, w in found["missing"].items()])
+        if found["missing"]
+        else "",
         "<h2>How to read this</h2>",
-        _list(_notes(found, base)),
+        pages.bullets(_notes(found, base)),
     ]
-    body = "\n".join(p for p in parts if p)
-    return (
-        f"<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><title>Comparison</title><style>{CSS}</style></head>"
-        f"<body>\n{body}\n</body></html>\n"
-    )
+    return pages.document("Comparison", parts)
+
+
+def label_section(found: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[str]:
+    """Parts of the page on labels; none where no arm learnt from labels other than the verifier's.
+
+    Args:
+      pairs: decoupling of each arm's pairs before and after training, by name.
+    """
+    arms, parts = found["arms"], []
+    if not any("collapse" in p for e in arms.values() for p in e["policies"].values()):
+        return []
+    for policy in found["policies"]:
+        of = {arm: e["policies"][policy]["label_curves"] for arm, e in arms.items()}
+        parts += [
+            f"<h3>{pages.text(policy)}</h3>",
+            pages.table(*label_table(found, policy)),
+            label_plots.curves(of, f"labels-{policy}"),
+            pages.bullets(collapses(found, policy)),
+        ]
+    note = f"Numbers are of the last quarter of the steps. {labels.RULE_NOTE}"
+    return ["<h2>Labels</h2>", f"<p class=note>{pages.text(note)}</p>", *parts,
+            "<h3>κ against c</h3>" if pairs else "", label_plots.apart(pairs)]  # fmt: skip
+
+
+def label_table(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[list[Cell]]]:
+    """What labels were worth at the end of training and how many seeds show a signature of collapse: an arm a row."""
+    of = {arm: e["policies"][policy] for arm, e in found["arms"].items()}
+    columns = [m for m in LABEL_METRICS if any("end" in p["metrics"].get(m, {}) for p in of.values())]
+    head = ["arm", "labels by", *(LABEL_METRICS[m] for m in columns), *(k.replace("_", " ") for k in labels.RULE)]
+    rows: list[list[Cell]] = []
+    for arm, p in of.items():
+        row: list[Cell] = [(arm, ""), (found["arms"][arm]["label"], "")]
+        row += [(pages.number(p["metrics"].get(m, {}).get("end")), "") for m in columns]
+        for rule in labels.RULE:
+            judged = [s[rule]["found"] for s in p["collapse"].values() if rule in s]
+            row.append((f"{sum(judged)} of {len(judged)}" if judged else "", "worse" if any(judged) else ""))
+        rows.append(row)
+    return head, rows
+
+
+def collapses(found: Mapping[str, Any], policy: str) -> list[str]:
+    """The signatures of collapse of a policy in words: an arm and seed that has some a sentence."""
+    return [
+        f"{arm}, seed {seed}: {labels.said(signatures)}"
+        for arm, e in found["arms"].items()
+        for seed, signatures in e["policies"][policy]["collapse"].items()
+        if any(s["found"] for s in signatures.values())
+    ]
 
 
 def _notes(found: Mapping[str, Any], base: str) -> list[str]:
@@ -247,33 +294,13 @@ def _notes(found: Mapping[str, Any], base: str) -> list[str]:
         f"{base}. Evaluation is left out. Seconds: median step times steps; own seconds by share of tokens.",
         "Curves: mean over seeds, bands from the lowest to the highest seed; dashed: " + base + ".",
         "available: of the problems a policy fails in all its samples, those that a peer solved; used: those it was "
-        "trained on; stuck: rescued at the previous visit and failed again. κ and c: agreement of two policies and "
-        "percent of problems that exactly one solves.",
+        "trained on; stuck: rescued at the previous visit and failed again.",
+        *decoupling.NOTES,
     ]
-
-
-def _pairs(found: Mapping[str, Any]) -> list[str]:
-    return list(next(iter(found["arms"].values()))["decoupling"])
 
 
 def _counts(dropped: Mapping[str, float]) -> str:
     return ", ".join(f"{cause} {n:,.1f}" for cause, n in dropped.items())
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    lines = ["<div class=wide><table><tr>" + "".join(f"<th>{_text(h)}</th>" for h in head) + "</tr>"]
-    for row in rows:
-        cells = (f"<td{f' class={mark}' if mark in ('better', 'worse') else ''}>{_text(t)}</td>" for t, mark in row)
-        lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join(lines) + "\n</table></div>"
-
-
-def _list(texts: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{_text(t)}</li>" for t in texts) + "</ul>" if texts else ""
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
 
 
 def _plain(e: Mapping[str, Any]) -> str:
@@ -282,7 +309,3 @@ def _plain(e: Mapping[str, Any]) -> str:
 
 def _times(x: float | None) -> str:
     return "-" if x is None else f"{x:.2f}×"
-
-
-def _number(x: float | None) -> str:
-    return "" if x is None or not math.isfinite(x) else f"{x:.3g}"

@@ -4,11 +4,12 @@ Made for tiny policies: a question is a kind and four digits (`sort:4172=`), an 
 (`1247`). Answers have a fixed length per kind, leading zeros kept. Because the wrong rule is as regular as the right
 one, a supervised warm-up that shows the right answer with probability p yields policies with pass@1 near p, which is
 the two-outcome world of majority-vote theory with real policies. A question on which both rules agree does not exist
-here: it could not tell them apart.
+here: it could not tell them apart. Questions can be had in other wordings too (`4172:sort=`), which mean the same.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -53,8 +54,17 @@ RULES: dict[str, tuple[Rule, Rule]] = {
 }
 KINDS = tuple(RULES)
 
+# Other wordings of `{kind}:{digits}=`, none longer than that.
+WORDINGS = ("{digits}:{kind}=", "{kind}({digits})", "{digits}>{kind}=")
 
-def load(split: str, *, kinds: Sequence[str] = KINDS, size: int = 0, seed: int = 0) -> list[Problem]:
+
+def wordings(problem: Problem) -> tuple[str, ...]:
+    """Every other wording there is of a problem of this source, in the order of `WORDINGS`; the answer is the same."""
+    _, kind, digits = problem.id.split("/")
+    return tuple(form.format(kind=kind, digits=digits) for form in WORDINGS)
+
+
+def load(split: str, *, kinds: Sequence[str] = KINDS, size: int = 0, seed: int = 0, views: int = 0) -> list[Problem]:
     """Problems of the given kinds, kind after kind.
 
     A fifth of all questions, chosen by a hash of the question, is the test split; the rest is the train split.
@@ -64,6 +74,7 @@ def load(split: str, *, kinds: Sequence[str] = KINDS, size: int = 0, seed: int =
       kinds: names of the kinds, out of `KINDS`.
       size: problems a kind, drawn without replacement (fewer where a kind has fewer); 0 for all, in numeric order.
       seed: of that draw.
+      views: other wordings each problem gets in `Problem.views`, the first ones of `WORDINGS`.
 
     Returns:
       Problems with the wrong rule's answer in `extra['wrong']`.
@@ -74,6 +85,8 @@ def load(split: str, *, kinds: Sequence[str] = KINDS, size: int = 0, seed: int =
     check_split(split)
     check_count("size", size)
     check_count("seed", seed)
+    if check_count("views", views) > len(WORDINGS):
+        raise ValueError(f"views is {views}; allowed are whole numbers up to {len(WORDINGS)}")
     if not check_names("kinds", kinds, KINDS):
         raise ValueError(f"kinds is {kinds!r}; allowed are some of {', '.join(KINDS)}")
     problems = []
@@ -97,6 +110,8 @@ def load(split: str, *, kinds: Sequence[str] = KINDS, size: int = 0, seed: int =
             )
             for n in keep
         ]
+    if views:
+        problems = [dataclasses.replace(p, views=wordings(p)[:views]) for p in problems]
     return problems
 
 
@@ -105,10 +120,11 @@ def demonstrations(
 ) -> tuple[list[str], list[str], list[str], np.ndarray]:
     """What a supervised warm-up needs: question, right answer, wrong answer and probability of showing the right one.
 
-    The coin is the caller's to toss, anew at each step, so that the noise cannot be memorised.
+    The coin is the caller's to toss, anew at each step, so that the noise cannot be memorised. Every wording of a
+    problem is a row of its own: problem after problem, its question first and then its views.
 
     Args:
-      problems: n problems of this source.
+      problems: problems of this source, n wordings in all.
       right: probability of the right answer, for all or by kind.
 
     Returns:
@@ -121,5 +137,6 @@ def demonstrations(
     for kind in {p.kind for p in problems}:
         if not 0 <= by_kind.get(kind, -1) <= 1:
             raise ValueError(f"right[{kind!r}] is {by_kind.get(kind)!r}; allowed are numbers from 0 to 1")
-    chance = np.array([by_kind[p.kind] for p in problems], np.float32)
-    return [p.question for p in problems], [p.answer for p in problems], [p.extra["wrong"] for p in problems], chance
+    rows = [(text, p) for p in problems for text in (p.question, *p.views)]
+    chance = np.array([by_kind[p.kind] for _, p in rows], np.float32)
+    return [text for text, _ in rows], [p.answer for _, p in rows], [p.extra["wrong"] for _, p in rows], chance

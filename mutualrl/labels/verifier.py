@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from mutualrl.experience import RolloutRecord
+from mutualrl.labels import Needs
 from mutualrl.rewards.workers import GraderPool
+from mutualrl.settings import SUCCESS, RunConfig
 from mutualrl.types import Rollouts, Verdicts
+from mutualrl.votes import Hearing
+
+REWARDS = SUCCESS
 
 
-def label(own: Rollouts, grader: GraderPool) -> Verdicts:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to set."""
+
+
+def needs(options: Options) -> Needs:
+    """Nothing: not even answers, which come with the grades."""
+    return Needs()
+
+
+def check(options: Options, run: RunConfig) -> None:
+    """Goes with every run."""
+
+
+def label(hearing: Hearing) -> Verdicts:
     """The grader's reward of every rollout; success where it is full (1), unknown where it is not finite.
 
     Returns:
       Verdicts f64[P, G] and i8[P, G].
     """
+    own = hearing.own
     g = own.tokens.shape[1]
     texts, problems = [t for group in own.text for t in group], [x for x in own.problems for _ in range(g)]
-    rewards, answers = grader.grade(texts, problems)
+    rewards, answers = hearing.grader.grade(texts, problems)
     found = tuple(tuple(answers[i : i + g]) for i in range(0, len(answers), g))
     return _verdicts(rewards.reshape(len(own.problems), g), found)
 

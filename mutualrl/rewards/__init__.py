@@ -5,6 +5,8 @@ A grader is a module of this package with
     extract(reply, problem) -> str | None   canonical text of the answer given (equal answers vote together), or None
     grade(reply, problem) -> float          1.0 right, 0.0 wrong, NaN where there is no gold answer to judge
                                             by; pure, deterministic, callable from any thread
+    BY_ANSWER: bool                         True where the verdict is by `problem.answer` alone, so that the label of
+                                            a vote can stand in for the gold answer
     IN_WORKER: bool                         True where grading parses what a model wrote: only worker processes may
 
 Use `workers.GraderPool(name)`, which knows where each may run.

@@ -15,6 +15,7 @@ from mutualrl.rewards import reply as replies
 from mutualrl.types import Problem
 
 IN_WORKER = False
+BY_ANSWER = True
 
 _ANCHOR = re.compile(
     r"####|\b(?:answer|choice|option)\b(?:[^.\n:]{0,40}?\bis\b|\s*:|\s*(?=\(?[A-J]\b))"

@@ -11,6 +11,7 @@ import math
 from mutualrl.types import Problem
 
 IN_WORKER = False
+BY_ANSWER = True
 
 
 def extract(reply: str, problem: Problem) -> str | None:

@@ -31,6 +31,7 @@ from mutualrl.rewards.notation import Numeral, brackets, normalise, numeral, sam
 from mutualrl.types import Problem
 
 IN_WORKER = True
+BY_ANSWER = True
 
 _LONGEST = 10_000  # characters of an answer; what is longer is none
 _DIGITS = 30  # decimal digits to which expressions are evaluated

@@ -17,6 +17,7 @@ from mutualrl.rewards import reply as replies
 from mutualrl.types import Problem
 
 IN_WORKER = True
+BY_ANSWER = False
 
 _ANCHOR = re.compile(r"(?:\banswer\s*(?:is\b|:)|####)\s*:?", re.IGNORECASE)
 

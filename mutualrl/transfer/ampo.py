@@ -2,8 +2,9 @@
 
 Published (numbers from `exp_scripts/train_ampo.sh`): on a problem where no own rollout is right, 2 of 8 are replaced by
 right answers of peers, those from whose reasoning the learner itself finds the reference answer most likely: its mean
-log-prob a token of the reference answer, given the answer's reasoning. The group's advantages are those after the
-replacement. Replaced rows have the shaped objective of LUFFY, p/(p + gamma) A.
+log-prob a token of the reference answer, given the answer's reasoning. Where rewards are by labels, the label is the
+reference. The group's advantages are those after the replacement. Replaced rows have the shaped objective of LUFFY,
+p/(p + gamma) A.
 
 Our definition: the last own rows leave, as many as there are candidates at most. Candidates are the usable right
 answers that were not cut off. Their reasoning is the text up to the last place where the reference answer stands alone,
@@ -22,7 +23,7 @@ import numpy as np
 from mutualrl import assembly, batches, types
 from mutualrl.advantages import failed_groups
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, ConfigError, RunConfig, trained_with, within
 from mutualrl.tokenizers import bridge
 from mutualrl.types import Batch
 
@@ -45,32 +46,25 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO, types.SHAPE), "shape_gamma": options.gamma}
 
 
-def check(options: Options, run) -> None:
-    """Refuses options out of their limits, labels that are not the gold answers by which candidates are ranked, and
-    rewards that mean something else for every policy.
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "counts successes, which they do not tell"
+
+
+def check(options: Options, run: RunConfig) -> None:
+    """Refuses options out of their limits, and rewards that mean something else for every policy.
 
     Raises:
       ConfigError.
     """
-    if options.gamma <= 0:
-        raise ConfigError(f"transfer.ampo.gamma={options.gamma:g}: must be above 0")
-    if options.replace < 1:
-        raise ConfigError(f"transfer.ampo.replace={options.replace}: must be at least 1")
-    if run.label != "verifier":
-        raise ConfigError(
-            f"label={run.label!r}: must be verifier with transfer 'ampo', which ranks candidates by the gold answer"
-        )
+    within("transfer.ampo.gamma", options.gamma, 0, open_low=True)
+    within("transfer.ampo.replace", options.replace, 1)
     for name, policy in run.policies.items():
-        if policy.frozen:
-            continue
-        if options.replace >= policy.group_size:
+        if options.replace >= policy.group_size and not policy.frozen:
             raise ConfigError(
                 f"transfer.ampo.replace={options.replace}: must be below policies.{name}.group_size={policy.group_size}"
             )
-        if policy.kl_in_reward:
-            raise ConfigError(
-                f"policies.{name}.kl_in_reward=True: must be False with transfer 'ampo', which pools rewards"
-            )
+    trained_with(run, "ampo", ", which pools rewards", kl_in_reward=False)
 
 
 def to_score(m: Material) -> Batch | None:
@@ -133,7 +127,8 @@ def answers(m: Material) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     table = bridge.ByteTable(m.tokenizer.token_bytes)
     n = m.received.n[possible]
     text, text_bytes = table.texts(m.received.tokens[possible], np.arange(length) < n[:, None])
-    references = [m.own.problems[p].answer or "" for p in np.nonzero(possible)[0]]
+    right = m.verdicts.labels or [x.answer for x in m.own.problems]
+    references = [right[p] or "" for p in np.nonzero(possible)[0]]
     parts = [
         reasoning(row[:size].tobytes().decode(errors="replace"), reference)
         for row, size, reference in zip(text, text_bytes, references)

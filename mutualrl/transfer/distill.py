@@ -23,7 +23,7 @@ import numpy as np
 
 from mutualrl import assembly, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import OWN_SCALE, ConfigError, RunConfig, one_of, trained_with, within
 from mutualrl.tokenizers import bridge
 from mutualrl.types import Batch, Trace
 
@@ -53,27 +53,27 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO, types.SCORE)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Any: rewards are compared within the own group only."""
+    return OWN_SCALE, ""
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses what does not exist, options out of their limits, and ratios of whole texts.
 
     Raises:
       ConfigError.
     """
     for field, allowed in ALLOWED.items():
-        if (value := getattr(options, field)) not in allowed:
-            raise ConfigError(f"transfer.distill.{field}={value!r}: allowed are {', '.join(allowed)}")
+        one_of(f"transfer.distill.{field}", getattr(options, field), allowed)
     for field in ("coef", "max_advantage", "clip_high", "max_group_tokens"):
-        if (value := getattr(options, field)) <= 0:
-            raise ConfigError(f"transfer.distill.{field}={value:g}: must be above 0")
-    if options.task_coef < 0:
-        raise ConfigError(f"transfer.distill.task_coef={options.task_coef:g}: must be at least 0")
+        within(f"transfer.distill.{field}", getattr(options, field), 0, open_low=True)
+    within("transfer.distill.task_coef", options.task_coef, 0)
     if run.exchange.logs:
         raise ConfigError(
             f"exchange.logs={', '.join(run.exchange.logs)}: must be empty with transfer 'distill': a log cannot score"
         )
-    for name, policy in run.policies.items():
-        if policy.ratio_level != "token" and not policy.frozen:
-            raise ConfigError(f"policies.{name}.ratio_level={policy.ratio_level!r}: with transfer 'distill' only token")
+    trained_with(run, "distill", ratio_level="token")
 
 
 def to_score(m: Material) -> Batch | None:

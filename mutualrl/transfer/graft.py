@@ -30,7 +30,7 @@ import numpy as np
 
 from mutualrl import advantages, assembly, batches, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, RunConfig, trained_with, within
 from mutualrl.tokenizers import bridge
 from mutualrl.types import Batch
 
@@ -67,29 +67,21 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO,), "levels": (types.TOKEN,)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "counts successes, which they do not tell"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses a negative floor, and objectives in which two groups of different policies do not stand side by side.
 
     Raises:
       ConfigError.
     """
-    if options.floor < 0:
-        raise ConfigError(f"transfer.graft.floor={options.floor:g}: must be at least 0")
-    for name, policy in run.policies.items():
-        if policy.frozen:
-            continue
-        if policy.estimator not in ESTIMATORS:
-            raise ConfigError(
-                f"policies.{name}.estimator={policy.estimator!r}: with transfer 'graft', whose advantages are those "
-                f"within a group, one of {', '.join(ESTIMATORS)}"
-            )
-        if policy.ratio_level != "token":
-            raise ConfigError(f"policies.{name}.ratio_level={policy.ratio_level!r}: with transfer 'graft' only token")
-        if policy.kl_in_reward:
-            raise ConfigError(
-                f"policies.{name}.kl_in_reward=True: must be False with transfer 'graft', where peers' rewards have no "
-                "such part"
-            )
+    within("transfer.graft.floor", options.floor, 0)
+    trained_with(run, "graft", ", whose advantages are those within a group", estimator=ESTIMATORS)
+    trained_with(run, "graft", ratio_level="token")
+    trained_with(run, "graft", ", where peers' rewards have no such part", kl_in_reward=False)
 
 
 def to_score(m: Material) -> Batch | None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from mutualrl import advantages, assembly, batches, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, ConfigError, RunConfig, trained_with, within
 from mutualrl.types import Batch
 
 LEAST = 1e-8  # capability
@@ -66,23 +66,22 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO, types.CAP), "levels": (types.SEQUENCE,), "cap_alpha": options.alpha}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "pools rewards of several policies, whose scales differ"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses options out of their limits, and objectives and groups that the method does not have.
 
     Raises:
       ConfigError.
     """
     for field in ("alpha", "delta_step", "warmup_steps"):
-        if (value := getattr(options, field)) < 0:
-            raise ConfigError(f"transfer.hacpo.{field}={value:g}: must be at least 0")
-    if not 0 <= options.delta <= 1:
-        raise ConfigError(f"transfer.hacpo.delta={options.delta:g}: must be between 0 and 1")
-    if not 0 < options.capability_floor <= 1:
-        raise ConfigError(
-            f"transfer.hacpo.capability_floor={options.capability_floor:g}: must be above 0 and at most 1"
-        )
-    if options.capability_ceiling < 1:
-        raise ConfigError(f"transfer.hacpo.capability_ceiling={options.capability_ceiling:g}: must be at least 1")
+        within(f"transfer.hacpo.{field}", getattr(options, field), 0)
+    within("transfer.hacpo.delta", options.delta, 0, 1)
+    within("transfer.hacpo.capability_floor", options.capability_floor, 0, 1, open_low=True)
+    within("transfer.hacpo.capability_ceiling", options.capability_ceiling, 1)
     group_size = next(iter(run.policies.values())).group_size
     for name, policy in run.policies.items():
         if policy.group_size != group_size:
@@ -90,15 +89,7 @@ def check(options: Options, run) -> None:
                 f"policies.{name}.group_size={policy.group_size}: with transfer 'hacpo' all policies must have the "
                 f"same, here {group_size}"
             )
-        if policy.frozen:
-            continue
-        for field, only in (("ratio_level", "sequence"), ("estimator", "grpo")):
-            if (value := getattr(policy, field)) != only:
-                raise ConfigError(f"policies.{name}.{field}={value!r}: with transfer 'hacpo' only {only}")
-        if policy.kl_in_reward:
-            raise ConfigError(
-                f"policies.{name}.kl_in_reward=True: must be False with transfer 'hacpo', which pools rewards"
-            )
+    trained_with(run, "hacpo", ", which pools rewards", ratio_level="sequence", estimator="grpo", kl_in_reward=False)
 
 
 def to_score(m: Material) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mutualrl import assembly, batches, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, RunConfig, trained_with, within
 from mutualrl.types import Batch
 
 PUBLISHED = {
@@ -46,24 +46,21 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO, types.SHAPE), "shape_gamma": options.gamma}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "compares rewards of peers with own ones, whose scales differ"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses a gamma that shapes nothing, and estimators other than the method's.
 
     Raises:
       ConfigError.
     """
-    if options.gamma <= 0:
-        raise ConfigError(f"transfer.luffy.gamma={options.gamma:g}: must be above 0")
-    for name, policy in run.policies.items():
-        if policy.frozen:
-            continue
-        if policy.estimator != "dr_grpo":
-            raise ConfigError(f"policies.{name}.estimator={policy.estimator!r}: with transfer 'luffy' only dr_grpo")
-        if policy.kl_in_reward:
-            raise ConfigError(
-                f"policies.{name}.kl_in_reward=True: must be False with transfer 'luffy', which compares rewards of "
-                "peers with own ones"
-            )
+    within("transfer.luffy.gamma", options.gamma, 0, open_low=True)
+    trained_with(
+        run, "luffy", ", which compares rewards of peers with own ones", estimator="dr_grpo", kl_in_reward=False
+    )
 
 
 def to_score(m: Material) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 from mutualrl import assembly, types
 from mutualrl.assembly import Material
+from mutualrl.settings import OWN_SCALE, RunConfig
 from mutualrl.types import Batch
 
 
@@ -24,7 +25,12 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO,)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Any: rewards are compared within the own group only."""
+    return OWN_SCALE, ""
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Goes with every run."""
 
 

@@ -30,11 +30,12 @@ import numpy as np
 
 from mutualrl import assembly, batches, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import OWN_SCALE, SUCCESS, ConfigError, RunConfig, one_of, trained_with, within
 from mutualrl.tokenizers import bridge
 from mutualrl.types import Batch
 
 ALLOWED = {
+    "scope": ("pool", "per_policy"),
     "variant": ("prp_snapshot", "prp_thl", "prp_seq"),
     "split": bridge.SPLITS,
     "granularity": bridge.GRANULARITIES,
@@ -49,6 +50,7 @@ class Options:
     """How received rows enter the surrogate."""
 
     variant: str = ""  # must be named
+    scope: str = "pool"  # whose rewards are in a row's mean and deviation; `per_policy`: those of its writer
     split: str = "even"  # of a group's log-prob over the learner's tokens (prp_thl); or `prior`
     granularity: str = "word"  # of the alignment (prp_thl); or `finest`
     norm: str = "learner"  # divisor of the log-ratio (prp_seq): learner's tokens; `own_each`, `byte`, `sum` (1)
@@ -73,27 +75,28 @@ def forms(options: Options) -> dict:
     return {"kinds": kinds, "levels": (types.SEQUENCE if _sequence(options) else types.TOKEN,)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong where rewards are pooled; any where each source's are compared among themselves."""
+    if options.scope == "per_policy":
+        return OWN_SCALE, ""
+    return SUCCESS, "pools rewards of several policies, whose scales differ; set transfer.prp.scope='per_policy'"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses a run that names no variant, what does not exist, and rewards that mean something else for every policy.
 
     Raises:
       ConfigError.
     """
     for field, allowed in ALLOWED.items():
-        if (value := getattr(options, field)) not in allowed:
-            raise ConfigError(f"transfer.prp.{field}={value!r}: allowed are {', '.join(allowed)}")
+        one_of(f"transfer.prp.{field}", getattr(options, field), allowed)
     for field in ("max_peers", "peer_rows_per_prompt", "pool_weight", "seq_clip_low", "seq_clip_high"):
-        if (value := getattr(options, field)) < 0:
-            raise ConfigError(f"transfer.prp.{field}={value:g}: must be at least 0")
+        within(f"transfer.prp.{field}", getattr(options, field), 0)
     if options.negatives == "topr" and options.variant != "prp_thl":
         raise ConfigError(
             "transfer.prp.negatives='topr': has ratios to the peer, of the level topr_level; only with variant prp_thl"
         )
-    for name, policy in run.policies.items():
-        if policy.kl_in_reward and not policy.frozen:
-            raise ConfigError(
-                f"policies.{name}.kl_in_reward=True: must be False with transfer 'prp', which pools rewards"
-            )
+    trained_with(run, "prp", ", which pools rewards", kl_in_reward=False)
 
 
 def to_score(m: Material) -> Batch | None:
@@ -114,7 +117,7 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
     use, no_trace = pool(m)
     rows = batches.join(assembly.own_rows(m), assembly.received_rows(m, use))
     reward = np.concatenate([m.reward.ravel(), assembly.received_reward(m)[use]])
-    adv, valid = assembly.group_advantages(m, rows, reward)
+    adv, valid = assembly.group_advantages(m, rows, reward, by_source=m.options.scope == "per_policy")
     surrogate = valid & assembly.trainable(m, use)
     if not m.received.heard.size:
         return assembly.updates(m, rows, adv, surrogate), {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from mutualrl import assembly, batches, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, RunConfig, trained_with, within
 from mutualrl.types import Batch
 
 
@@ -35,18 +35,19 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO,)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "counts successes, which they do not tell"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses terms of the loss that own rows would carry, and a weight of nothing.
 
     Raises:
       ConfigError.
     """
-    if options.nll_coef <= 0:
-        raise ConfigError(f"transfer.sft.nll_coef={options.nll_coef:g}: must be above 0")
-    for name, policy in run.policies.items():
-        for field in ("kl_coef", "entropy_coef"):
-            if (value := getattr(policy, field)) and not policy.frozen:
-                raise ConfigError(f"policies.{name}.{field}={value:g}: must be 0 with transfer 'sft'")
+    within("transfer.sft.nll_coef", options.nll_coef, 0, open_low=True)
+    trained_with(run, "sft", kl_coef=0, entropy_coef=0)
 
 
 def to_score(m: Material) -> None:

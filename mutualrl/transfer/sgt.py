@@ -21,7 +21,7 @@ import numpy as np
 from mutualrl import assembly, batches, types
 from mutualrl.advantages import failed_groups
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, ConfigError, RunConfig, one_of, within
 from mutualrl.types import Batch
 
 ALLOWED = {
@@ -41,6 +41,7 @@ class Options:
     length_norm: str = "mean"  # over the certificate's tokens, or `sum`
     start_step: int = 0  # lambda is 0 before it
     warmup_steps: int = 0  # steps over which lambda grows linearly from there
+    min_share: float = 0.5  # where rewards are by labels, the label must have won more than this share of its vote
 
 
 def topics(options: Options) -> tuple[str, ...]:
@@ -53,18 +54,22 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO,)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "counts successes, which they do not tell"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses what does not exist.
 
     Raises:
       ConfigError.
     """
     for field, allowed in ALLOWED.items():
-        if (value := getattr(options, field)) not in allowed:
-            raise ConfigError(f"transfer.sgt.{field}={value!r}: allowed are {', '.join(allowed)}")
+        one_of(f"transfer.sgt.{field}", getattr(options, field), allowed)
     for field in ("nll_coef", "start_step", "warmup_steps"):
-        if (value := getattr(options, field)) < 0:
-            raise ConfigError(f"transfer.sgt.{field}={value:g}: must be at least 0")
+        within(f"transfer.sgt.{field}", getattr(options, field), 0)
+    within("transfer.sgt.min_share", options.min_share, 0, 1)
     if options.nll_norm == "token" and options.length_norm == "sum":
         raise ConfigError(
             "transfer.sgt.length_norm='sum': with nll_norm 'token' there is no length to leave out; must be mean"
@@ -120,9 +125,12 @@ def strength(options: Options, step: int) -> float:
 def gate(m: Material) -> np.ndarray:
     """bool[P]: no success of the learner's own, and at least one heard from a peer (usable or not).
 
-    A problem of which none of the learner's own rollouts could be judged is not gated: that is no failure.
+    A problem of which none of the learner's own rollouts could be judged is not gated: that is no failure. Where
+    rewards are by labels, the label must have won more than `min_share` of its vote: a certificate is then an answer
+    that most of the voters agree on.
     """
-    return failed_groups(m.verdicts.success) & successes(m).any(1)
+    gated = failed_groups(m.verdicts.success) & successes(m).any(1)
+    return gated if m.verdicts.share is None else gated & (m.verdicts.share > m.options.min_share)
 
 
 def successes(m: Material) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 
 from mutualrl import advantages, assembly, types
 from mutualrl.assembly import Material
-from mutualrl.settings import ConfigError
+from mutualrl.settings import SUCCESS, RunConfig, one_of, trained_with, within
 from mutualrl.types import Batch
 
 ALLOWED = {"mean": ("pool", "own", "shrink"), "std": ("pool", "own")}
@@ -47,7 +47,12 @@ def forms(options: Options) -> dict:
     return {"kinds": (types.PPO,)}
 
 
-def check(options: Options, run) -> None:
+def labels(options: Options) -> tuple[int, str]:
+    """Right or wrong."""
+    return SUCCESS, "pools rewards of several policies, whose scales differ"
+
+
+def check(options: Options, run: RunConfig) -> None:
     """Refuses what does not exist, estimators without a pooled form, and rewards that mean something else for every
     policy.
 
@@ -55,19 +60,9 @@ def check(options: Options, run) -> None:
       ConfigError.
     """
     for field, allowed in ALLOWED.items():
-        if (value := getattr(options, field)) not in allowed:
-            raise ConfigError(f"transfer.xgrpo.{field}={value!r}: allowed are {', '.join(allowed)}")
-    if not 0 <= options.rho <= 1:
-        raise ConfigError(f"transfer.xgrpo.rho={options.rho:g}: must be between 0 and 1")
-    for name, policy in run.policies.items():
-        if policy.frozen:
-            continue
-        if policy.estimator != "grpo":
-            raise ConfigError(f"policies.{name}.estimator={policy.estimator!r}: with transfer 'xgrpo' only grpo")
-        if policy.kl_in_reward:
-            raise ConfigError(
-                f"policies.{name}.kl_in_reward=True: must be False with transfer 'xgrpo', which pools rewards"
-            )
+        one_of(f"transfer.xgrpo.{field}", getattr(options, field), allowed)
+    within("transfer.xgrpo.rho", options.rho, 0, 1)
+    trained_with(run, "xgrpo", ", which pools rewards", estimator="grpo", kl_in_reward=False)
 
 
 def to_score(m: Material) -> None:
@@ -77,7 +72,8 @@ def to_score(m: Material) -> None:
 def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
     """The batches of `none` with pooled advantages.
 
-    Metrics: `transfer/pooled` share of problems for which a peer's sums came.
+    Metrics: `transfer/pooled` share of problems for which a peer's sums came; `transfer/sender_verdicts` 1 where
+    rewards are by labels: the sums are of what the senders' labels say, which may be other ones.
     """
     rows = assembly.own_rows(m)
     adv, valid = assembly.group_advantages(m, rows, m.reward.ravel())
@@ -86,6 +82,8 @@ def build(m: Material) -> tuple[list[Batch], dict[str, float]]:
         shared |= stats.n > 0
     adv = np.where(shared[rows.group], pooled_advantages(m).ravel(), adv)
     metrics = {"transfer/pooled": float(shared.mean())} if m.stats else {}
+    if m.stats and m.verdicts.labels is not None:
+        metrics["transfer/sender_verdicts"] = 1.0
     return assembly.updates(m, rows, adv, valid & assembly.trainable(m)), metrics
 
 

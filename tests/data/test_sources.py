@@ -1,5 +1,6 @@
 """Every source: disjoint splits, same problems each time, options refused by name."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -17,12 +18,15 @@ def test_sources_are_found_by_module_name():
     "name, options, told",
     [
         ("nothing", {}, "nothing"),
-        ("procedural", {"kind": "sort"}, "kinds, size, seed"),
+        ("procedural", {"kind": "sort"}, "kinds, size, seed, views"),
         ("procedural", {"kinds": ("sort", "nope")}, "nope"),
         ("procedural", {"kinds": "sort"}, "list of names"),
         ("procedural", {"size": -1}, "size is -1"),
         ("procedural", {"size": True}, "size is True"),
         ("procedural", {"seed": 0.5}, "seed is 0.5"),
+        ("procedural", {"views": 4}, "views is 4; allowed are whole numbers up to 3"),
+        ("procedural", {"views": -1}, "views is -1; allowed are whole numbers from 0"),
+        ("procedural", {"views": 1.0}, "views is 1.0; allowed are whole numbers from 0"),
         ("procedural", {"kinds": ()}, "allowed are some of max"),
         ("procedural", {"kinds": [["sort"]]}, "list of names"),
         ("jsonl", {"train": 5}, "train is 5"),
@@ -102,6 +106,34 @@ def test_demonstrations():
     assert chance.tolist() == [0.25, 0.25, 1.0, 1.0]
     with pytest.raises(ValueError, match="'sort'"):
         procedural.demonstrations(problems, {"rev": 0.5})
+
+
+def test_procedural_views_change_nothing_else():
+    plain = procedural.load("train", size=30, seed=1)
+    assert all(p.views == () for p in plain)
+    for n in range(len(procedural.WORDINGS) + 1):
+        viewed = procedural.load("train", size=30, seed=1, views=n)
+        assert all(p.views == procedural.wordings(p)[:n] for p in viewed)
+        assert [dataclasses.replace(p, views=()) for p in viewed] == plain
+    (p,) = (p for p in procedural.load("train", kinds=("rev",), views=3) if p.question == "rev:0417=")
+    assert p.views == ("0417:rev=", "rev(0417)", "0417>rev=")
+
+
+def test_procedural_wordings_are_short_and_never_shared():
+    problems = [p for s in ("train", "test") for p in procedural.load(s, views=len(procedural.WORDINGS))]
+    texts = [t for p in problems for t in (p.question, *p.views)]
+    assert len(set(texts)) == len(texts)
+    assert max(map(len, texts)) == 10
+
+
+def test_demonstrations_teach_every_wording():
+    problems = procedural.load("train", kinds=("rev", "sort"), size=2, views=2)
+    questions, right, wrong, chance = procedural.demonstrations(problems, {"rev": 0.25, "sort": 1.0})
+    a = problems[0]
+    assert questions[:4] == [a.question, *a.views, problems[1].question]
+    assert right == [p.answer for p in problems for _ in range(3)]
+    assert wrong == [p.extra["wrong"] for p in problems for _ in range(3)]
+    assert chance.tolist() == [0.25] * 6 + [1.0] * 6 and chance.dtype == np.float32
 
 
 def _write(path, records):

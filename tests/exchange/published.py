@@ -90,7 +90,7 @@ def record(
     )
 
 
-def run_of(names="ab", *, frozen="", **exchange):
+def run_of(names="ab", *, frozen="", label="verifier", **exchange):
     """Settings of a run whose wire has the sizes of SHAPE but for A."""
     return RunConfig(
         policies={
@@ -98,6 +98,7 @@ def run_of(names="ab", *, frozen="", **exchange):
         },
         data={"name": "procedural"},
         problems_per_step=SHAPE.P,
+        label={"name": label},
         exchange=ExchangeConfig(max_text_bytes=SHAPE.U, **exchange),
     )
 

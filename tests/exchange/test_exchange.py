@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from published import IDS, REWARD, SHAPE, SUCCESS, TEXTS, assert_same, fields, head, record, run_of, spans_of
 
-from mutualrl import experience, wire
+from mutualrl import experience, votes, wire
 from mutualrl.exchange import Exchange, in_process, slot
 from mutualrl.experience import WireShape
 from mutualrl.settings import ConfigError
@@ -203,8 +203,8 @@ def test_records_of_frozen_policies_do_not_age():
 
 
 def test_votes_are_never_of_an_earlier_step():
-    e = exchange(topics=("vote",), max_staleness=5)
-    v = experience.vote_record(head("b", step=3), (("1", "1", "2"),) * 3, SIZES)
+    e = exchange(topics=(), label="peer_vote", max_staleness=5)
+    v = experience.vote_record(head("b", step=3), votes.count((("1", "1", "2"),) * 3), SIZES)
     assert heard_by(e, "a", [v], step=4, slots=["vote"]) == {} and e.causes["b/stale"] == 1
     assert heard_by(e, "a", [v], step=3, slots=["vote"])
 
@@ -237,12 +237,12 @@ def test_the_second_occurrence_of_a_problem_matches_the_second():
 
 
 def test_a_source_with_fewer_problems_says_nothing_of_the_others():
-    e = exchange(topics=("rollout", "trace", "stats", "vote"))
+    e = exchange(topics=("rollout", "trace", "stats"), label="peer_vote")
     ids = IDS[1:]
     records = [
         made("b", texts=TEXTS[:2], ids=ids),
         experience.stats_record(head("b", ids=ids), REWARD[:2], SUCCESS[:2], SIZES),
-        experience.vote_record(head("b", ids=ids), (("1", "1"), ("2", None)), SIZES),
+        experience.vote_record(head("b", ids=ids), votes.count((("1", "1"), ("2", None))), SIZES),
     ]
     found = heard_by(e, "a", records, slots=["rollout", "stats", "vote"])["b"]
     assert found["rollout"].valid.any(1).tolist() == [False, True, True]

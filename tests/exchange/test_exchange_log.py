@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from published import ANSWERS, IDS, REWARD, SUCCESS, TEXTS, assert_same, fields, head, record, run_of, spans_of
 
-from mutualrl import batches, experience
+from mutualrl import batches, experience, votes
 from mutualrl.exchange import Exchange
 from mutualrl.exchange_log import LogReader, LogWriter
 from mutualrl.experience import WireShape
@@ -75,8 +75,8 @@ def test_other_topics_come_back(tmp_path):
 def test_nothing_is_padded_and_other_tools_open_it(tmp_path):
     r = dataclasses.replace(made(), valid=np.arange(4) < np.array([4, 0, 2])[:, None])
     scores = experience.teacher_record(head("b"), "a", spans_of(TEXTS, np.zeros((3, 4), np.int8)), SIZES)
-    votes = experience.vote_record(head("b"), ANSWERS, SIZES)
-    write(tmp_path, [r, scores, votes])
+    vote = experience.vote_record(head("b"), votes.count(ANSWERS), SIZES)
+    write(tmp_path, [r, scores, vote])
     (tmp_path / "rollout" / ".part-00000009-00000010.parquet.writing").write_bytes(b"half")
     table = pyarrow.dataset.dataset(tmp_path / "rollout").to_table()
     assert len(table) == 6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from published import ANSWERS, CUT_OFF, IDS, REWARD, SHAPE, SUCCESS, TEXTS, head, record, rollouts, run_of, spans_of
 
-from mutualrl import experience, types
+from mutualrl import experience, types, votes
 from mutualrl.experience import WireShape
 from mutualrl.settings import PolicyConfig
 from mutualrl.types import Verdicts
@@ -156,9 +156,9 @@ def test_a_capability_window_is_the_newest_steps_oldest_first():
 
 
 def test_votes_are_buckets_in_the_order_seen():
-    v = experience.vote_record(
-        head(), (("4", "7", "7", None), ("", None, None, None), ("a", "b", "toolong", "b")), SHAPE
-    )
+    given = (("4", "7", "7", None), ("", None, None, None), ("a", "b", "toolong", "b"))
+    v = experience.vote_record(head(), votes.count(given, longest=SHAPE.A), SHAPE)
+    assert experience.vote_of(v, 3) == votes.count(given, longest=SHAPE.A)
     bucket = lambda p, b: bytes(v.answer[p, b, : v.answer_bytes[p, b]]).decode()
     assert [bucket(0, 0), bucket(0, 1)] == ["4", "7"] and v.answer_bytes[0].tolist() == [1, 1, -1, -1]
     assert v.count.tolist() == [[1, 2, 0, 0], [0] * 4, [1, 2, 0, 0]]
@@ -166,7 +166,7 @@ def test_votes_are_buckets_in_the_order_seen():
     assert v.winner.tolist() == [1, -1, 1]
     assert v.parseable.tolist() == [3, 0, 3] and v.n.tolist() == [4, 4, 4]
     np.testing.assert_allclose(v.share, [2 / 3, np.nan, 2 / 3])
-    tie = experience.vote_record(head(), (("4", "7", "7", "4"),) * 3, SHAPE)
+    tie = experience.vote_record(head(), votes.count((("4", "7", "7", "4"),) * 3), SHAPE)
     assert tie.winner.tolist() == [0] * 3
 
 
@@ -190,7 +190,7 @@ def test_every_topic_names_its_record():
         "stats": experience.stats_record(head(), REWARD, SUCCESS, SHAPE),
         "capability": experience.capability_record(head(), []),
         "teacher_score": experience.teacher_record(head(), "b", spans_of(TEXTS, np.zeros((3, 4), np.int8)), SHAPE),
-        "vote": experience.vote_record(head(), ANSWERS, SHAPE),
+        "vote": experience.vote_record(head(), votes.count(ANSWERS), SHAPE),
     }
     assert {experience.topic_of(x) for x in made.values()} == set(experience.TOPICS) - {"trace"}
     assert all(experience.topic_of(x) == topic for topic, x in made.items())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from published import ANSWERS, CUT_OFF, IDS, REWARD, SHAPE, SUCCESS, TEXTS, fields, head, rollouts, spans_of
 
-from mutualrl import batches, experience, types, wire
+from mutualrl import batches, experience, types, votes, wire
 from mutualrl.labels import verifier
 from mutualrl.received import receive
 from mutualrl.sources import FROZEN, LIVE, LOG, Source
@@ -324,7 +324,7 @@ def test_labels_of_own_rollouts():
         text=TEXTS, problems=rollouts("a", TEXTS).problems, tokens=np.zeros((3, 4, 2), np.int32)
     )
     grader = Grader()
-    v = verifier.label(own, grader)
+    v = verifier.label(votes.Hearing(own, None, {}, ("a",), None, grader))
     assert grader.asked == [(TEXTS[p][g], IDS[p]) for p in range(3) for g in range(4)]
     assert v.reward[0].tolist() == [2, 5, 0, 4] and v.success[0].tolist() == [1, 1, 0, 1]
     assert np.isnan(v.reward[1, 3]) and v.success[1, 3] == -1

@@ -10,7 +10,7 @@ import pytest
 
 from mutualrl import experience, types
 from mutualrl.exchange import Exchange, in_process
-from mutualrl.labels import verifier
+from mutualrl.labelling import Labelling
 from mutualrl.settings import ExchangeConfig, PolicyConfig, RunConfig
 from mutualrl.sharing import Sharing
 from mutualrl.tokenizers import train
@@ -71,7 +71,7 @@ class Fake:
         ]
         topics = module.topics(options)
         self.exchange = Exchange(self.run, topics, run_id="run", folder=folder, transport=transport)
-        self.sharing = Sharing(self.run, self.cohort, verifier, self.exchange)
+        self.sharing = Sharing(self.run, self.cohort, Labelling(self.run, self.cohort, self.exchange, None), self.exchange)
         self.asked = []
 
     def sampled(self, name, step=0, texts=None, problems=PROBLEMS):
@@ -110,7 +110,7 @@ class Fake:
         }
         rewards = rewards or {n: v.reward for n, v in verdicts.items()}
         self.sharing.begin_step()
-        return self.sharing.share(step, rollouts, verdicts, rewards, self, None), rollouts, verdicts
+        return self.sharing.share(step, rollouts, verdicts, rewards, self), rollouts, verdicts
 
 
 def teacher_logp(tokens):
@@ -323,7 +323,7 @@ def test_drops_are_counted_by_stage(tokenizers):
     broken = dataclasses.replace(rollouts["a"], tokens=np.where(rollouts["a"].mask, 10**6, 0))
     share = {**rollouts, "a": broken}
     verdicts = {n: Verdicts(SUCCESS[n].astype(np.float64), SUCCESS[n]) for n in "abc"}
-    materials = f.sharing.share(0, share, verdicts, {n: v.reward for n, v in verdicts.items()}, f, None)
+    materials = f.sharing.share(0, share, verdicts, {n: v.reward for n, v in verdicts.items()}, f)
     assert f.sharing.counts()["a/text/id_range"] == 6
     assert not materials["b"].received.heard[:, :3].any() and materials["b"].received.heard[:, 3:].any()
 

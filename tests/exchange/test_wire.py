@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import ANSWERS, CUT_OFF, IDS, REWARD, SHAPE, SUCCESS, TEXTS, assert_same, fields, head, record, spans_of
 
-from mutualrl import experience, types, wire
+from mutualrl import experience, types, votes, wire
 
 R, _ = record("a")
 UNTRACED, _ = record("a", traced=False)
@@ -20,7 +20,7 @@ ALL = {
     "teacher_score": experience.teacher_record(
         head("b"), "a", spans_of(TEXTS, np.zeros((3, 4), np.int8), seed=4), SHAPE
     ),
-    "vote": experience.vote_record(head(), ANSWERS, SHAPE),
+    "vote": experience.vote_record(head(), votes.count(ANSWERS), SHAPE),
 }
 ROW = (0, 1)  # "a b=c", three tokens
 
@@ -346,7 +346,7 @@ def assert_usable(topic, sent):
 
 
 def test_more_votes_than_rollouts():
-    v = experience.vote_record(head(), (("1", "1", "1"),) * 3, SHAPE)
+    v = experience.vote_record(head(), votes.count((("1", "1", "1"),) * 3), SHAPE)
     assert checked(v)[1] == {}
     out, causes = checked(changed(v, "n", 2, 1))
     assert causes == {"range": 1} and out.winner.tolist() == [0, -1, 0] and out.n.tolist() == [3, 0, 3]

@@ -194,9 +194,9 @@ def test_order_of_problems_does_not_matter():
 # ---- Settings
 
 
-def run_of(label="verifier", **settings):
+def run_of(**settings):
     policies = {"a": PolicyConfig(model="m", **settings), "b": PolicyConfig(model="m", frozen=True, group_size=2)}
-    return std_types.SimpleNamespace(policies=policies, label=label)
+    return std_types.SimpleNamespace(policies=policies)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,6 @@ def run_of(label="verifier", **settings):
         (dict(replace=0), {}, "transfer.ampo.replace=0"),
         (dict(replace=8), {}, "transfer.ampo.replace=8"),
         ({}, dict(kl_in_reward=True), "policies.a.kl_in_reward=True"),
-        ({}, dict(label="vote"), "label='vote'"),
     ],
 )
 def test_refused(others, settings, message):

@@ -229,7 +229,7 @@ def test_updates_and_order():
 
 def run_of(**settings):
     policies = {"a": PolicyConfig(model="m", **settings), "b": PolicyConfig(model="m", frozen=True)}
-    return std_types.SimpleNamespace(policies=policies, label="verifier", exchange=ExchangeConfig())
+    return std_types.SimpleNamespace(policies=policies, exchange=ExchangeConfig())
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_rows_are_behind_the_learners_prompt():
 
 def run_of(**settings):
     policies = {"a": PolicyConfig(model="m", **settings), "b": PolicyConfig(model="m", frozen=True, kl_in_reward=True)}
-    return std_types.SimpleNamespace(policies=policies, label="verifier")
+    return std_types.SimpleNamespace(policies=policies)
 
 
 @pytest.mark.parametrize(

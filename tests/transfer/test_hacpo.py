@@ -210,7 +210,7 @@ def run_of(peer=8, **settings):
         "a": PolicyConfig(model="m", **settings),
         "b": PolicyConfig(model="m", frozen=True, kl_in_reward=True, group_size=peer),
     }
-    return std_types.SimpleNamespace(policies=policies, label="verifier")
+    return std_types.SimpleNamespace(policies=policies)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_updates_and_order():
 
 def run_of(**settings):
     policies = {"a": PolicyConfig(model="m", **settings), "b": PolicyConfig(model="m", frozen=True)}
-    return std_types.SimpleNamespace(policies=policies, label="verifier")
+    return std_types.SimpleNamespace(policies=policies)
 
 
 @pytest.mark.parametrize(

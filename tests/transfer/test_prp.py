@@ -327,7 +327,7 @@ def run_of(**settings):
         (dict(variant="prp_seq", norm="own"), "norm='own': allowed are learner, own_each, byte, sum"),
         (dict(variant="prp_thl", negatives="no"), "negatives='no': allowed are keep, drop, filter_kl, topr"),
         (dict(variant="prp_thl", topr_level="row"), "topr_level='row': allowed are token, sequence"),
-        (dict(variant="prp_thl", pool_weight=-1.0), "pool_weight=-1: must be at least 0"),
+        (dict(variant="prp_thl", pool_weight=-1.0), "pool_weight=-1.0: must be at least 0"),
         (dict(variant="prp_thl", max_peers=-1), "max_peers=-1: must be at least 0"),
         (dict(variant="prp_snapshot", negatives="topr"), "negatives='topr'.*prp_thl"),
     ],

@@ -52,7 +52,7 @@ def test_settings():
         policies={"a": PolicyConfig(model="m", **x), "b": PolicyConfig(model="m", frozen=True, kl_coef=0.1)}
     )
     sft.check(sft.Options(), run())
-    with pytest.raises(ConfigError, match="sft.nll_coef=0: must be above 0"):
+    with pytest.raises(ConfigError, match="sft.nll_coef=0.0: must be above 0"):
         sft.check(sft.Options(nll_coef=0.0), run())
     for field in ("kl_coef", "entropy_coef"):
         with pytest.raises(ConfigError, match=f"policies.a.{field}=0.1: must be 0 with transfer 'sft'"):

@@ -129,8 +129,8 @@ def test_settings():
     for opts, run, message in (
         (dict(mean="all"), {}, "mean='all': allowed are pool, own, shrink"),
         (dict(std="all"), {}, "std='all': allowed are pool, own"),
-        (dict(rho=1.5), {}, "rho=1.5: must be between 0 and 1"),
-        (dict(rho=-0.5), {}, "rho=-0.5: must be between 0 and 1"),
+        (dict(rho=1.5), {}, "rho=1.5: must be at least 0 and at most 1"),
+        (dict(rho=-0.5), {}, "rho=-0.5: must be at least 0 and at most 1"),
         (dict(), dict(kl_in_reward=True), "policies.a.kl_in_reward=True"),
         *((dict(), dict(estimator=e), f"policies.a.estimator='{e}'") for e in advantages.ESTIMATORS[1:]),
     ):
