@@ -1,7 +1,7 @@
 """Co-RL: a policy's labels are the majority votes of the policy before it (published: the Co-RL code).
 
-Policies stand in a ring, in the order of the config: the label of policy i is the vote of policy i - 1 on the same
-problem, that of the first the vote of the last. Own answers never vote.
+Policies stand in a ring, in the order that a config keeps them in, which is alphabetical: the label of policy i is the
+vote of policy i - 1 on the same problem, that of the first the vote of the last. Own answers never vote.
 """
 
 from __future__ import annotations
