@@ -97,7 +97,7 @@ def evaluate(
     Returns:
       {policy: {accuracy (pass@1 over all samples), interval, n, kinds: {kind: the same three}, pass@k, maj,
       generated tokens, and `ensemble_maj` under every policy; all in [0, 1]. `right`: right samples of each problem, -1
-      where it could not be judged; `answers`: of each problem and sample, None where there is none}}.
+      where it could not be judged; `wrong`: of each problem the answers of the wrong samples, None where there is none}}.
 
     Raises:
       ValueError: no problem can be judged.
@@ -140,7 +140,9 @@ def evaluate(
             results[name]["ensemble_maj"] = ensemble
     for name, n in tokens.items():
         results[name]["generated"] = n
-        results[name]["answers"] = every[name]
+        results[name]["wrong"] = [
+            [a for a, c in zip(given, right) if c == 0] for given, right in zip(every[name], correct[name])
+        ]
         results[name]["right"] = np.where(judged, np.nan_to_num(correct[name]).sum(1), -1).astype(int).tolist()
     return results
 

@@ -288,10 +288,10 @@ def note_config(run: RunConfig, workdir: Path) -> None:
 def note_held_out(
     workdir: Path, step: int, problems: Sequence[Problem], samples: int, found: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Moves the right samples and the answers of every problem from an evaluation's results to held_out.json:
+    """Moves the right samples and the wrong answers of every problem from an evaluation's results to held_out.json:
 
     {"problems": [id], "kinds": [kind of each], "samples": n, "steps": {step: {policy: [right samples of each]}},
-     "answers": {step: {policy: [[answer of each sample, or null] of each]}}}
+     "wrong": {step: {policy: [[answer, or null, of each wrong sample] of each]}}}
     """
     path = workdir / "held_out.json"
     here = {"problems": [x.id for x in problems], "kinds": [x.kind for x in problems], "samples": samples}
@@ -300,7 +300,7 @@ def note_held_out(
     except (OSError, ValueError):
         before = {}
     same = all(before.get(k) == v for k, v in here.items())
-    for key, part in (("steps", "right"), ("answers", "answers")):
+    for key, part in (("steps", "right"), ("wrong", "wrong")):
         here[key] = before.get(key, {}) if same else {}
         here[key][str(step)] = {name: result.pop(part) for name, result in found.items()}
     replace_text(path, json.dumps(here) + "\n")

@@ -18,8 +18,9 @@ E, an estimate: {"value", "interval": [low, high], "seeds": {seed: value}, "prob
 by seed and problem. A: what `decoupling.apart` returns. `collapse` and `label_curves` (see `labels`) are there only if
 some arm learns from labels other than the verifier's. Groups of held-out problems, for each policy: `all`; `peer_only`,
 kinds that it cannot do before training (pass@1 at most CANNOT, over all seeds) and another policy can (at least CAN);
-`own_only`, the reverse; `main`, the rest. `half` is the first evaluation with at least half of a `peer_only` kind right. Metrics are means over all
-steps (`mean`) and over the last quarter (`end`). Keys may be added, none is renamed or removed within a schema.
+`own_only`, the reverse; `main`, the rest. `half` is the first evaluation with at least half of a `peer_only` kind
+right. Metrics are means over all steps (`mean`) and over the last quarter (`end`). Keys may be added, none is renamed
+or removed within a schema.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ METRICS = (
     "entropy", "kl/old", "kl/ref", "clip/low", "clip/high", "clip/dual", "clip/peer_low", "clip/peer_high",
     "clip/peer_dual", "grad_norm", "ratio/ess_frac", "ratio/log_mean", "kl_hat", "rescue/all_fail", "rescue/available",
     "rescue/used", "rescue/stuck", "peer_rows", "peer_tokens", "thl/bound", "thl/group_tokens", "reward/mean",
-    "reward/group_std", "length/mean", "label/acc", "label/missing", "label/share", "label/reward_acc", "agreement", "wrong_consensus",
+    "reward/group_std", "length/mean", "label/acc", "label/missing", "label/share", "label/reward_acc",
+    "agreement", "wrong_consensus",
 )  # fmt: skip
 
 

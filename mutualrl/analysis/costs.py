@@ -63,7 +63,7 @@ def own(run: Any, policy: str) -> dict[str, float]:
 
 def joint(run: Any, policy: str, by_name: Mapping[tuple[str, int], Any]) -> dict[str, float]:
     """The strict reading; see the top of this file. A log of which the run is not at hand costs nothing."""
-    if run.config["transfer"]["name"] == "none" and run.config["label"] == "verifier":
+    if run.config["transfer"]["name"] == "none" and run.label not in ("peer_vote", "pooled_vote"):
         return own(run, policy)
     # Each run once, however many of its logs are heard.
     heard = {_run_of(log["folder"]) for log in run.config["exchange"]["logs"].values()}

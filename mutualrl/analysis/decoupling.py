@@ -7,7 +7,7 @@ from two independent runs; all runs must have been evaluated on the same held-ou
 `<out>.json` and `<out>.html` (the same with a plot of κ against c) are written:
 
     {"schema": 1, "problems": n, "runs": {name: {"folder", "label", "samples", "steps": [first, last]}},
-     "pairs": {"run:policy/run:policy": {"before": A, "after": A}}}        run: is left out where there is one
+     "pairs": {"run:policy & run:policy": {"before": A, "after": A}}}      `run:` is left out where there is one
 
 A, what `apart` returns. Before and after are the first and the last evaluation of each run.
 """
@@ -42,7 +42,9 @@ NOTES = (
     "All are expectations over one sample of each policy, drawn independently of each other. Therefore a policy that "
     "answers at random has κ below 1 even with itself.",
 )
-OVER_PROBLEMS = "Intervals are 95 % over held-out problems, drawn anew kind by kind. They say nothing about other seeds of training."
+OVER_PROBLEMS = (
+    "Intervals are 95 % over held-out problems, drawn anew kind by kind; they say nothing about other seeds."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +93,10 @@ def right_answers(evaluations: Sequence[Evaluated]) -> list[dict[str, bool]]:
     out = []
     for p in range(len(told[0].right) if told else 0):
         counted = {(tuple(sorted(_votes(e, p).items())), int(e.right[p])) for e in told if e.right[p] >= 0}
-        known: dict[str, bool] = {}
-        while new := {a: ok for votes, c in counted for a, ok in _implied(votes, c, known)}:
-            known |= new
-        out.append(known)
+        known: dict[str, bool | None] = {}  # None: said to be both, where a verdict is not by the answer alone
+        while said := {x for votes, c in counted for x in _implied(votes, c, known)}:
+            known |= {a: None if (a, not ok) in said else ok for a, ok in said}
+        out.append({a: ok for a, ok in known.items() if ok is not None})
     return out
 
 
@@ -199,10 +201,10 @@ def of_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
     right = right_answers([evaluated(r, s, p) for r in runs.values() for s in r.right for p in r.right[s]])
     pairs: dict[str, Any] = {}
     for (a, (run_a, policy_a)), (b, (run_b, policy_b)) in itertools.combinations(members.items(), 2):
-        pairs[f"{a}/{b}"] = {}
+        pairs[f"{a} & {b}"] = {}
         for when, step in (("before", min), ("after", max)):
             pair = [evaluated(r, step(r.right), p) for r, p in ((run_a, policy_a), (run_b, policy_b))]
-            pairs[f"{a}/{b}"][when] = apart([counts(*pair, right)[judged]], [first.kinds[judged]])
+            pairs[f"{a} & {b}"][when] = apart([counts(*pair, right)[judged]], [first.kinds[judged]])
     return {
         "schema": 1,
         "problems": int(judged.sum()),
@@ -296,8 +298,10 @@ def _votes(e: Evaluated, p: int) -> dict[str, int]:
     return collections.Counter(x for x in e.answers[p] if x)
 
 
-def _implied(votes: Sequence[tuple[str, int]], c: int, known: Mapping[str, bool]) -> list[tuple[str, bool]]:
+def _implied(votes: Sequence[tuple[str, int]], c: int, known: Mapping[str, bool | None]) -> list[tuple[str, bool]]:
     """What c right samples say of answers not yet known, given how often each was given."""
+    if any(known.get(a, True) is None for a, _ in votes):
+        return []
     c -= sum(n for a, n in votes if known.get(a))
     votes = [(a, n) for a, n in votes if a not in known]
     out = []

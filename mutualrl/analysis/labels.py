@@ -38,9 +38,9 @@ POINTS = 100  # of a curve; further steps are averaged
 GONE = 0.1  # of the start, below which a quantity counts as gone
 FACTOR = 2.0  # by which a length must change
 RULE = {
-    "flat_rewards": f"the standard deviation of rewards within groups ends under {GONE:.0%} of its start",
+    "flat_rewards": f"the standard deviation of rewards within groups ends under {100 * GONE:.0f} % of its start",
     "length": f"the mean length changed by more than a factor of {FACTOR:g}",
-    "entropy": f"the entropy ends under {GONE:.0%} of its start",
+    "entropy": f"the entropy ends under {100 * GONE:.0f} % of its start",
     "reward_without_accuracy": "held-out accuracy fell from the first evaluation to the last, the 95 % interval over "
     "problems of the change being below 0, while the mean reward rose",
 }

@@ -44,7 +44,7 @@ def printable(title: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], n
     """The same for the terminal; the first columns, `names` of them, are for names."""
     out = Table(title=title)
     for i, name in enumerate(head):
-        out.add_column(name, justify="left" if i < names else "right")
+        out.add_column(name, justify="left" if i < names else "right", no_wrap=i < names)
     for row in rows:
         out.add_row(*(t.replace("[", r"\[") for t, _ in row))
     return out

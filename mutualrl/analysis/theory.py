@@ -354,9 +354,15 @@ def collect(K: int, runs: Mapping[str, Run]) -> dict[str, Any]:
       K: samples a group. runs: by name.
 
     Raises:
-      ConfigError: a run is without two trained policies or two evaluations; the message is one line.
+      ConfigError: a run is damaged, or without two trained policies or evaluations; the message is one line.
     """
-    real = {name: of_run(run) for name, run in runs.items()}
+    real = {}
+    for name, run in runs.items():
+        try:
+            real[name] = of_run(run)
+        except (KeyError, TypeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"--run={run.folder}: is damaged ({why}); a finished run is needed") from error
     starts = np.array(RESCUE_STARTS)
     laws = {"GRPO": 0.0, **{f"SGT {lam:g}": lam for lam in LAMBDAS}}
     times = {n: time_to_half(lambda p, lam=lam: sgt_speed(p, PEER, K, lam), starts) for n, lam in laws.items()}

@@ -122,7 +122,7 @@ def rescue_times(K: int) -> str:
     def draw(plt):
         figure, axes = plt.subplots(1, 2, figsize=(10.6, 4.2), layout="constrained")
         for name, lam, colour in RESCUE:
-            solved = theory.time_to_half(lambda p: theory.sgt_speed(p, theory.PEER, K, lam), p0)  # noqa: B023
+            solved = theory.time_to_half(lambda p, lam=lam: theory.sgt_speed(p, theory.PEER, K, lam), p0)
             law = theory.rescue_law(p0, theory.PEER, K, lam)
             for axis in axes if lam else axes[:1]:
                 axis.plot(1 / p0, solved, color=colour, lw=2.2, label=name)
@@ -257,9 +257,9 @@ def _reading() -> list[str]:
     return [
         "A kind is taken for one problem of this model: p is the mean of its held-out problems.",
         "right labels, peer votes, self votes: where a law ends from the start of the kind, and whether the run goes "
-        f"there. yes: it is within {theory.THERE:g}, or has moved towards it by more than two standard errors. no: it has "
-        "moved away by as much. open: neither, or the limit is not known. Each policy is judged; under peer votes the "
-        "mean of both, as there one may move away at first.",
+        f"there. yes: it is within {theory.THERE:g}, or has moved towards it by more than two standard errors. no: it "
+        "has moved away by as much. open: neither, or the limit is not known. Each policy is judged; under peer votes "
+        "the mean of both, as there one may move away at first.",
         "?: the start is within two standard errors of the separatrix.",
         "Transfer between policies is not part of these laws.",
     ]

@@ -152,6 +152,62 @@ def test_noise_of_evaluation_and_decoupling(found):
     assert arm["decoupling"]["llama/qwen"]["after"]["c"] == pytest.approx(75.0)
 
 
+def test_decoupling_has_intervals_and_no_w_without_answers(found):
+    after = found["arms"]["sgt"]["decoupling"]["llama/qwen"]["after"]
+    assert after["problems"] == 6 and "w" not in after and "w" not in after["interval"]
+    assert after["interval"]["c"][0] < after["c"] < after["interval"]["c"][1]
+
+
+def add_labels(folder, **collapsed):
+    """Makes a run one that learnt from labels, with answers."""
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["config"]["label"] = {"name": "peer_vote", "min_share": 0.5}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    held_out = json.loads((folder / "held_out.json").read_text())
+    said = lambda c: ["7"] * c + ["1"] * (4 - c)
+    held_out["answers"] = {
+        s: {p: [said(c) for c in right] for p, right in of.items()} for s, of in held_out["steps"].items()
+    }
+    (folder / "held_out.json").write_text(json.dumps(held_out))
+    lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        late = line["step"] > 5
+        for p in ("llama", "qwen"):
+            line |= {f"{p}/label/acc": 0.8 if late else 0.6, f"{p}/agreement": 0.7, f"{p}/wrong_consensus": 0.125}
+            line |= {f"{p}/length/mean": 10.0 if late and p in collapsed else 100.0, f"{p}/reward/group_std": 0.25}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+
+
+def test_labels_have_a_section_where_some_arm_has_them(folders, found, tmp_path):
+    assert found["arms"]["sgt"]["label"] == "verifier" and "<h2>Labels</h2>" not in comparison_report.page(found)
+    assert "collapse" not in found["arms"]["sgt"]["policies"]["llama"]
+    for seed in (0, 1):
+        write_run(tmp_path / f"sgt/{seed}", "sgt", seed)
+        add_labels(tmp_path / f"sgt/{seed}", **({"llama": True} if seed else {}))
+    labelled = collect({"grpo": folders["grpo"], "sgt": {s: tmp_path / f"sgt/{s}" for s in (0, 1)}}, baseline="grpo")
+    arm = labelled["arms"]["sgt"]
+    assert arm["label"] == "peer_vote" and labelled["arms"]["grpo"]["label"] == "verifier"
+    assert arm["policies"]["llama"]["metrics"]["label/acc"] == {"mean": pytest.approx(0.7), "end": pytest.approx(0.8)}
+    assert arm["policies"]["llama"]["metrics"]["wrong_consensus"]["end"] == pytest.approx(0.125)
+    collapse = arm["policies"]["llama"]["collapse"]
+    assert [collapse[s]["length"]["found"] for s in ("0", "1")] == [False, True]
+    # Every wrong answer is 1. Seed 0 after: llama 4 4 4 2 4 4, qwen 2 0 4 4 0 0: nowhere both wrong.
+    # Seed 1: llama 4 4 4 0 2 2, qwen 0 0 4 4 0 0: the two of `rev`, half of llama's.
+    assert arm["decoupling"]["llama/qwen"]["after"]["w"] == pytest.approx((0 + 100 * (0.5 + 0.5) / 6) / 2)
+    assert "w" not in labelled["arms"]["grpo"]["decoupling"]["llama/qwen"]["after"]
+    page = comparison_report.page(labelled)
+    for text in (
+        "<h2>Labels</h2>",
+        "label accuracy",
+        "1 of 2",
+        "sgt, seed 1: mean length 100 → 10 tokens",
+        "κ against c",
+    ):
+        assert text in page, text
+    assert "sgt, seed 0:" not in page and page.count("<svg") == 4 + 2 + 1
+    json.dumps(labelled, allow_nan=False)
+
+
 def test_rows_are_flat_and_say_what_they_are_relative_to(found):
     rows = {r["name"]: r for r in found["rows"]}
     row = rows["sgt/llama/all/after"]

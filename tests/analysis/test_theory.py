@@ -286,10 +286,13 @@ def test_the_command_without_runs(tmp_path, capsys):
 def test_wrong_command_lines_are_one_line(tmp_path):
     run = write_run(tmp_path / "frozen", frozen=True)
     (tmp_path / "empty").mkdir()
+    damaged = write_run(tmp_path / "damaged") / "held_out.json"
+    damaged.write_text(damaged.read_text().replace("qwen", "another"))
     wrong = {
         f"--run={tmp_path / 'nowhere'}": "nowhere.*finished run",
         f"--run={tmp_path / 'empty'}": "empty.*finished run",
-        f"--run={run}": "frozen: has 1 trained policies and 3 evaluations",
+        f"--run={run}": "^--run=[^ ]*frozen: has 1 trained policies and 3 evaluations",
+        f"--run={damaged.parent}": "damaged: is damaged .*qwen",
         "--K=1": "K",
         "--K=many": "K",
         f"--out={tmp_path / 'no' / 'such'}": "out=.*can be written",
