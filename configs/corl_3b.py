@@ -1,11 +1,12 @@
 """Co-RL at 3B, with the published models and settings: Qwen2.5-3B and Llama-3.2-3B-Instruct, no ground truth.
 
     --config=configs/corl_3b.py              different families (the default)
-    --config=configs/corl_3b.py:same_qwen    Qwen2.5-3B twice, with other samples     --config=…:same_llama
-    --config=configs/corl_3b.py:views        different families, the second sees reworded problems ("different family+")
+    --config=configs/corl_3b.py:same_qwen    Qwen2.5-3B twice, with other samples
+    --config=configs/corl_3b.py:same_llama   Llama-3.2-3B-Instruct twice
+    --config=configs/corl_3b.py:views        different families, one sees reworded problems ("different family+")
 
-For eight accelerators of 80 GB or a slice of TPU v5e-32; on less, lower `micro_batch_tokens`. Written for real hardware:
-it has been read and checked here, not run.
+For eight accelerators of 80 GB or a slice of TPU v5e-32; on less, lower `micro_batch_tokens`. It can be read, and has
+never been run: no such machine was at hand.
 
 Problems: `data/math_train.jsonl`, one object a line with id, question, answer; the paper trains on levels 3 to 5 of the
 MATH training set (`jq -c 'select(.level >= 3)'`). Held out: `data/math500.jsonl`. Gold answers feed metrics only. Views

@@ -2,7 +2,7 @@
 
     --config=configs/corl_7b.py      --config=configs/corl_7b.py:same_qwen      …:same_llama      …:views
 
-For sixteen accelerators of 80 GB or more. Read and checked here, not run.
+For sixteen accelerators of 80 GB or more. Never run: no such machine was at hand.
 """
 
 import runpy

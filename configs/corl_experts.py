@@ -1,13 +1,13 @@
-"""Complementary experts: what label-free learning makes of two tiny policies that are each good where the other is poor.
+"""Complementary experts: label-free learning of two tiny policies that are each good where the other is poor.
 
     --config=configs/corl_experts.py             .95 of one half right and .35 of the other; every label source
-    --config=configs/corl_experts.py:separatrix  .90 and .20: on the line between the two fates that theory draws
+    --config=configs/corl_experts.py:separatrix  .90 and .20: near the line between the two fates that theory draws
     --config=configs/corl_experts.py:wrong       .80 and .10: together wrong more often than right
 
-Theory (mutualrl.analysis.theory) says of votes without noise: peers' votes lead a kind to right if p_A + p_B is above 1
-and to wrong if it is below; own votes lead it to right where the policy itself is above one half. So from .95/.35 peers'
-votes end at 1 and own votes at one half; from .80/.10 peers' votes end at 0. The cohort learns with every source of
-labels on the same problems in the same order, three seeds.
+Theory (mutualrl.analysis.theory) says, of votes without noise: peers' votes lead a kind to right if p_A + p_B is above
+1, and to wrong if it is below; own votes lead it to right where the policy itself is above one half. So from .95/.35
+peers' votes end at 1 and own votes at one half, and from .80/.10 peers' votes end at 0. Every source of labels sees the
+same problems in the same order, three seeds.
 """
 
 import runpy

@@ -4,7 +4,7 @@
     --config=configs/corl_qwen3.py:different and Llama-3.2-3B-Instruct
     --config=configs/corl_qwen3.py:views     twice, the second sees reworded problems
 
-For four accelerators of 80 GB or a slice of TPU v5e-16. Read and checked here, not run.
+For four accelerators of 80 GB or a slice of TPU v5e-16. Never run: no such machine was at hand.
 """
 
 import runpy

@@ -97,7 +97,7 @@ def evaluate(
     Returns:
       {policy: {accuracy (pass@1 over all samples), interval, n, kinds: {kind: the same three}, pass@k, maj,
       generated tokens, and `ensemble_maj` under every policy; all in [0, 1]. `right`: right samples of each problem, -1
-      where it could not be judged; `wrong`: of each problem the answers of the wrong samples, None where there is none}}.
+      where it could not be judged; `wrong`: of each problem the answers of its wrong samples, None for no answer}}.
 
     Raises:
       ValueError: no problem can be judged.

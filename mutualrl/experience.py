@@ -181,9 +181,26 @@ def topic_of(record: Record) -> str:
     return next(topic for topic, cls in KINDS.items() if isinstance(record, cls))
 
 
+def packed(name: str) -> np.ndarray:
+    """u8[NAME_BYTES] a name as UTF-8, 0 beyond.
+
+    Raises:
+      ValueError: it has more bytes.
+    """
+    raw = name.encode()
+    if len(raw) > NAME_BYTES:
+        raise ValueError(f"the name {name[:40]!r}… has {len(raw)} bytes: at most {NAME_BYTES} cross the wire")
+    return np.frombuffer(raw.ljust(NAME_BYTES, b"\0"), np.uint8)
+
+
+def unpacked(raw: np.ndarray) -> str:
+    """The name that `packed` made; UnicodeDecodeError if it is none."""
+    return bytes(raw).rstrip(b"\0").decode()
+
+
 def learner_of(record: TeacherRecord) -> str:
     """The policy whose texts a source has scored."""
-    return bytes(record.learner).rstrip(b"\0").decode()
+    return unpacked(record.learner)
 
 
 def header(run: str, own: Rollouts, label_source: str) -> Header:
@@ -288,7 +305,7 @@ def teacher_record(head: Header, learner: str, scored: Trace, shape: WireShape) 
     pad = lambda x, *tail, fill=0: _fitted(x, (shape.P, shape.G, *tail), fill)  # noqa: E731
     return TeacherRecord(
         header=head,
-        learner=np.frombuffer(learner.encode().ljust(NAME_BYTES, b"\0"), np.uint8),
+        learner=packed(learner),
         n=pad(scored.n),
         text_bytes=pad(scored.text_bytes),
         token_bytes=pad(np.diff(scored.ends, axis=-1, prepend=0).astype(np.uint16), shape.T),

@@ -152,7 +152,7 @@ def show_end(summary: Mapping[str, Any], workdir: Path) -> None:
     for name, what in (
         ("summary.json", "results, settings and versions"),
         ("metrics.jsonl", "every metric of every step"),
-        ("held_out.json", "right samples of every held-out problem"),
+        ("held_out.json", "right samples and wrong answers of every held-out problem"),
         ("exchange.log/", "what policies published, as Parquet"),
         ("tensorboard/", f"tensorboard --logdir {workdir}"),
         ("checkpoints/", "all policies; more --config.steps goes on from here"),

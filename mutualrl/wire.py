@@ -24,6 +24,8 @@ from mutualrl.experience import (
     TeacherRecord,
     VoteRecord,
     WireShape,
+    packed,
+    unpacked,
 )
 from mutualrl.types import GroupStats
 
@@ -101,11 +103,11 @@ def to_wire(record: Record, shape: WireShape) -> Wire:
     h = record.header
     problems = np.zeros((shape.P, NAME_BYTES), np.uint8)
     for row, name in zip(problems, h.problems):
-        row[:] = _packed(name)
+        row[:] = packed(name)
     head = {
-        "run": _packed(h.run),
-        "policy": _packed(h.policy),
-        "label_source": _packed(h.label_source),
+        "run": packed(h.run),
+        "policy": packed(h.policy),
+        "label_source": packed(h.label_source),
         "problems": problems,
         "count": np.int32(len(h.problems)),
         "step": np.int64(h.step),
@@ -135,15 +137,15 @@ def from_wire(topic: str, wire: Mapping[str, Any], shape: WireShape, with_trace:
         return None, "shape"
     try:
         head = Header(
-            run=_unpacked(wire[_HEAD + "run"]),
+            run=unpacked(wire[_HEAD + "run"]),
             step=int(wire[_HEAD + "step"]),
-            policy=_unpacked(wire[_HEAD + "policy"]),
+            policy=unpacked(wire[_HEAD + "policy"]),
             version=int(wire[_HEAD + "version"]),
-            label_source=_unpacked(wire[_HEAD + "label_source"]),
-            problems=tuple(_unpacked(x) for x in wire[_HEAD + "problems"][:count]),
+            label_source=unpacked(wire[_HEAD + "label_source"]),
+            problems=tuple(unpacked(x) for x in wire[_HEAD + "problems"][:count]),
         )
         if topic == "teacher_score":
-            _unpacked(wire["learner"])
+            unpacked(wire["learner"])
     except UnicodeDecodeError:
         return None, "shape"
     body = {k: _clean(wire[k]) for k in expected if not k.startswith(_HEAD)}
@@ -309,14 +311,3 @@ def _is_utf8(raw: np.ndarray) -> bool:
 def _clean(x: np.ndarray | np.generic) -> np.ndarray | np.generic:
     # A boolean that is neither 0 nor 1 can come through a buffer; numpy's operators disagree on it.
     return np.asarray(x).view(np.uint8) != 0 if x.dtype == np.bool_ else x
-
-
-def _packed(text: str) -> np.ndarray:
-    raw = text.encode()
-    if len(raw) > NAME_BYTES:
-        raise ValueError(f"the name {text[:40]!r}… has {len(raw)} bytes: at most {NAME_BYTES} cross the wire")
-    return np.frombuffer(raw.ljust(NAME_BYTES, b"\0"), np.uint8)
-
-
-def _unpacked(raw: np.ndarray) -> str:
-    return bytes(raw).rstrip(b"\0").decode()

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mutualrl.analysis import pages, theory
+from mutualrl.analysis import pages, theory, theory_runs
 from mutualrl.analysis.comparison_plots import svg
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A5C00")  # Okabe–Ito
@@ -27,7 +27,7 @@ def phase_plane(K: int, runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Where two policies go that learn from each other's votes, with basins and separatrix; a panel a run, or one.
 
     Args:
-      runs: name -> `theory.of_run`; the path of each kind is drawn from the first evaluation (open) to the last.
+      runs: name -> `theory_runs.of_run`; the path of each kind is drawn from the first evaluation (open) to the last.
     """
     panels = list(runs.items()) or [("", None)]
     kinds = sorted({k for run in runs.values() for k in run["kinds"]})
@@ -146,7 +146,7 @@ def rescue_times(K: int) -> str:
 def run_table(run: Mapping[str, Any]) -> tuple[list[str], list[list[pages.Cell]]]:
     """A kind a row: where both policies start and end, and each law's limit with whether the run goes there."""
     names = ", ".join(run["policies"])
-    laws = list(theory.LAWS.values())
+    laws = list(theory_runs.LAWS.values())
     head = ["kind", f"start {names}", f"end {names}"]
     head += [f"{law}{' *' * (law == run['law'])}" for law in laws]
     rows: list[list[pages.Cell]] = []
@@ -257,7 +257,7 @@ def _reading() -> list[str]:
     return [
         "A kind is taken for one problem of this model: p is the mean of its held-out problems.",
         "right labels, peer votes, self votes: where a law ends from the start of the kind, and whether the run goes "
-        f"there. yes: it is within {theory.THERE:g}, or has moved towards it by more than two standard errors. no: it "
+        f"there. yes: it is within {theory_runs.THERE:g}, or has moved towards it by more than two standard errors. no: it "
         "has moved away by as much. open: neither, or the limit is not known. Each policy is judged; under peer votes "
         "the mean of both, as there one may move away at first.",
         "?: the start is within two standard errors of the separatrix.",

@@ -13,7 +13,7 @@ from mutualrl.types import Problem
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
-    """32 hex digits that change with any problem's id, question, answer, choices, images or views, and with their order."""
+    """32 hex digits that change with any problem's id, question, answer, choices, images or views, and their order."""
     digest = hashlib.blake2b(digest_size=16)
     for p in problems:
         fields = (p.id, p.question, p.answer, list(p.choices), list(p.images), *p.views)

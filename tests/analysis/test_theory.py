@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from mutualrl.analysis import theory
+from mutualrl.analysis import theory, theory_runs
 
 P = np.array([0.02, 0.1, 0.3, 0.45, 0.5, 0.6, 0.77, 0.99])
 SIZES = (2, 3, 4, 8, 13)
@@ -208,21 +208,21 @@ def test_prp_speeds_by_drawing():
 
 
 def test_limits():
-    assert theory.limits((0.9, 0.2)) == {"right labels": [1, 1], "peer votes": [1, 1], "self votes": [1, 0]}
-    assert theory.limits((0.3, 0.6))["peer votes"] == [0, 0]
-    unsure = theory.limits((0.55, 0.5), error=0.05)
+    assert theory_runs.limits((0.9, 0.2)) == {"right labels": [1, 1], "peer votes": [1, 1], "self votes": [1, 0]}
+    assert theory_runs.limits((0.3, 0.6))["peer votes"] == [0, 0]
+    unsure = theory_runs.limits((0.55, 0.5), error=0.05)
     assert unsure["peer votes"] == [None, None] and unsure["self votes"] == [None, None]
 
 
 def test_agreement():
     each, both = "self votes", "peer votes"
-    assert theory.agreement(each, (0.6, 0.3), (0.8, 0.1), (1.0, 0.0), 0.01) is True
-    assert theory.agreement(each, (0.6, 0.3), (0.8, 0.5), (1.0, 0.0), 0.01) is False
-    assert theory.agreement(each, (0.6, 0.3), (0.8, 0.5), (1.0, 0.0), 0.1) is None  # not more than chance
-    assert theory.agreement(each, (0.6, 0.99), (0.8, 0.97), (1.0, 1.0), 0.001) is True  # at its limit all the time
-    assert theory.agreement(each, (0.6, 0.5), (0.8, 0.9), (1.0, None), 0.01) is None
-    assert theory.agreement(both, (0.85, 0.05), (0.5, 0.2), (0.0, 0.0), 0.01) is True
-    assert theory.agreement(both, (0.85, 0.05), (0.95, 0.2), (0.0, 0.0), 0.01) is False
+    assert theory_runs.agreement(each, (0.6, 0.3), (0.8, 0.1), (1.0, 0.0), 0.01) is True
+    assert theory_runs.agreement(each, (0.6, 0.3), (0.8, 0.5), (1.0, 0.0), 0.01) is False
+    assert theory_runs.agreement(each, (0.6, 0.3), (0.8, 0.5), (1.0, 0.0), 0.1) is None  # not more than chance
+    assert theory_runs.agreement(each, (0.6, 0.99), (0.8, 0.97), (1.0, 1.0), 0.001) is True  # at its limit all the time
+    assert theory_runs.agreement(each, (0.6, 0.5), (0.8, 0.9), (1.0, None), 0.01) is None
+    assert theory_runs.agreement(both, (0.85, 0.05), (0.5, 0.2), (0.0, 0.0), 0.01) is True
+    assert theory_runs.agreement(both, (0.85, 0.05), (0.95, 0.2), (0.0, 0.0), 0.01) is False
 
 
 def write_run(folder, label="peer_vote", frozen=False):

@@ -71,7 +71,8 @@ class Fake:
         ]
         topics = module.topics(options)
         self.exchange = Exchange(self.run, topics, run_id="run", folder=folder, transport=transport)
-        self.sharing = Sharing(self.run, self.cohort, Labelling(self.run, self.cohort, self.exchange, None), self.exchange)
+        labelling = Labelling(self.run, self.cohort, self.exchange, None)
+        self.sharing = Sharing(self.run, self.cohort, labelling, self.exchange)
         self.asked = []
 
     def sampled(self, name, step=0, texts=None, problems=PROBLEMS):
