@@ -94,7 +94,8 @@ def show_start(run: RunConfig, plan: Plan, opened: Mapping[str, Any]) -> None:
     turns = "at the same time, each on its own devices" if plan.concurrent else "in turns on the same devices"
     hears = sources.edges(run) if run.transfer["name"] != "none" else {}
     console = Console(stderr=True)
-    console.print(f"{run.steps} steps of {run.problems_per_step} problems; policies compute {turns}:", highlight=False)
+    steps = f"{run.steps} steps of {run.problems_per_step} problems, labels by {run.label['name']}"
+    console.print(f"{steps}; policies compute {turns}:", highlight=False)
     for name, p in run.policies.items():
         model, mesh = opened[name].config, plan.meshes[name]
         what = f"{model.model_type}, {model.num_layers} layers, width {model.hidden_size}, {model.vocab_size} ids"

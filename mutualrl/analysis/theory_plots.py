@@ -257,9 +257,9 @@ def _reading() -> list[str]:
     return [
         "A kind is taken for one problem of this model: p is the mean of its held-out problems.",
         "right labels, peer votes, self votes: where a law ends from the start of the kind, and whether the run goes "
-        f"there. yes: it is within {theory_runs.THERE:g}, or has moved towards it by more than two standard errors. no: it "
-        "has moved away by as much. open: neither, or the limit is not known. Each policy is judged; under peer votes "
-        "the mean of both, as there one may move away at first.",
+        f"there. yes: it is within {theory_runs.THERE:g}, or has moved towards it by more than two standard errors. "
+        "no: it has moved away by as much. open: neither, or the limit is not known. Each policy is judged; under peer "
+        "votes the mean of both, as there one may move away at first.",
         "?: the start is within two standard errors of the separatrix.",
         "Transfer between policies is not part of these laws.",
     ]
