@@ -238,7 +238,8 @@ def screen(
 
 def inquiry(problem: Problem, prompt: str) -> Problem:
     """The problem of rewording a problem."""
-    return dataclasses.replace(problem, question=prompt.replace("{question}", problem.question), choices=(), views=())
+    question = prompt.replace("{question}", problem.question)
+    return dataclasses.replace(problem, question=question, choices=(), views=(), prompt="{question}")
 
 
 def reword(problem: Problem, text: str) -> Problem:

@@ -54,6 +54,7 @@ class Problem:
       kind: a short label (subject, task name) by which results are tabulated.
       images: image file paths (vision problems).
       views: other wordings of the same problem.
+      prompt: what is asked around the question and its options, which stand where `{question}` is.
       extra: whatever else the source or the grader of this problem needs (e.g. tests, a generator's entry).
     """
 
@@ -65,6 +66,7 @@ class Problem:
     kind: str = ""
     images: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
+    prompt: str = "{question}"
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def wording(self, view: int) -> Problem:
@@ -77,8 +79,9 @@ class Problem:
 
     @property
     def asked(self) -> str:
-        """What a policy is asked: the question, with the options of a multiple-choice problem as lettered lines."""
-        return "\n".join([self.question, *(f"{chr(ord('A') + i)}. {text}" for i, text in enumerate(self.choices))])
+        """What a policy is asked: the prompt around the question and, where there are options, their lettered lines."""
+        lines = [self.question, *(f"{chr(ord('A') + i)}. {text}" for i, text in enumerate(self.choices))]
+        return self.prompt.replace("{question}", "\n".join(lines))
 
 
 @dataclasses.dataclass(frozen=True)

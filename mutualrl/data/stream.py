@@ -13,10 +13,10 @@ from mutualrl.types import Problem
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
-    """32 hex digits that change with any problem's id, question, answer, choices, images or views, and their order."""
+    """32 hex digits that change with the order of problems and with any one's fields, `extra`, source and kind apart."""
     digest = hashlib.blake2b(digest_size=16)
     for p in problems:
-        fields = (p.id, p.question, p.answer, list(p.choices), list(p.images), *p.views)
+        fields = (p.id, p.question, p.answer, list(p.choices), list(p.images), list(p.views), p.prompt)
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()
 
