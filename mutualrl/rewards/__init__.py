@@ -9,13 +9,25 @@ A grader is a module of this package with
                                             a vote can stand in for the gold answer
     IN_WORKER: bool                         True where grading parses what a model wrote: only worker processes may
 
+and, where it needs them,
+
+    VERSION: str                            raised with every change of a verdict; logged with every run
+    PACKAGES: tuple[str, ...]               distributions whose versions its verdicts depend on, too
+    Options                                 a frozen dataclass; the functions then take one as keyword `options`
+    check(options)                          ValueError, in one line, where it cannot work on this machine
+    warm_up()                               pays for imports and first calls, before any clock runs
+
 Use `workers.GraderPool(name)`, which knows where each may run.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.metadata
 import importlib.util
 import pkgutil
+from collections.abc import Mapping
+from typing import Any
 
 _NOT_GRADERS = ("notation", "reply", "worker", "workers")
 
@@ -36,3 +48,28 @@ def find(name: str) -> str:
     if name not in names():
         raise ValueError(f"grader {name!r} is unknown; there are {', '.join(names())}, or a module by its dotted name")
     return f"{__name__}.{name}"
+
+
+def keywords(grader: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a grader's functions take beside reply and problem: nothing, or its `Options` with these values.
+
+    Raises:
+      ValueError: there is no such option, or the grader cannot work here with these.
+    """
+    cls = getattr(grader, "Options", None)
+    known = [f.name for f in dataclasses.fields(cls)] if cls else []
+    if unknown := [k for k in options if k not in known]:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"grader {grader.__name__.rpartition('.')[2]!r} has no option {unknown[0]!r}; {has}")
+    if cls is None:
+        return {}
+    made = cls(**options)
+    if hasattr(grader, "check"):
+        grader.check(made)
+    return {"options": made}
+
+
+def version(grader: Any) -> str:
+    """A grader's name and version with those of the packages that it depends on, e.g. `math 1, math-verify 0.9.0`."""
+    parts = [f"{grader.__name__.rpartition('.')[2]} {getattr(grader, 'VERSION', 'without version')}"]
+    return ", ".join([*parts, *(f"{p} {importlib.metadata.version(p)}" for p in getattr(grader, "PACKAGES", ()))])

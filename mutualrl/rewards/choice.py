@@ -16,6 +16,7 @@ from mutualrl.types import Problem
 
 IN_WORKER = False
 BY_ANSWER = True
+VERSION = "1"
 
 _ANCHOR = re.compile(
     r"####|\b(?:answer|choice|option)\b(?:[^.\n:]{0,40}?\bis\b|\s*:|\s*(?=\(?[A-J]\b))"

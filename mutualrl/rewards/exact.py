@@ -12,6 +12,7 @@ from mutualrl.types import Problem
 
 IN_WORKER = False
 BY_ANSWER = True
+VERSION = "1"
 
 
 def extract(reply: str, problem: Problem) -> str | None:

@@ -20,6 +20,7 @@ What was decided where graders differ:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -32,6 +33,8 @@ from mutualrl.types import Problem
 
 IN_WORKER = True
 BY_ANSWER = True
+VERSION = "1"
+PACKAGES = ("math-verify", "sympy")
 
 _LONGEST = 10_000  # characters of an answer; what is longer is none
 _DIGITS = 30  # decimal digits to which expressions are evaluated
@@ -53,9 +56,16 @@ def warm_up() -> None:
     grade(r"$\frac{x+2}{7}$", Problem("", "", answer=r"\frac{x}{7}+\frac{2}{7}"))
 
 
-def extract(reply: str, problem: Problem) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How answers are found."""
+
+    last_number: bool = True  # in a reply that states no answer its last formula or number counts as one
+
+
+def extract(reply: str, problem: Problem, options: Options = Options()) -> str | None:
     """The answer in one spelling, without spaces and units; numbers as integer or reduced fraction. None if absent."""
-    found = _found(reply, problem)
+    found = _found(reply, problem, options)
     if not found:
         return None
     text = normalise(found)[0]
@@ -66,14 +76,14 @@ def extract(reply: str, problem: Problem) -> str | None:
     return _squeeze(text) or None
 
 
-def grade(reply: str, problem: Problem) -> float:
+def grade(reply: str, problem: Problem, options: Options = Options()) -> float:
     """1.0 if the answer in the reply equals the gold answer, else 0.0 (also where either cannot be read).
 
     NaN without a gold answer: nothing can be judged.
     """
     if problem.answer is None:
         return math.nan
-    found = _found(reply, problem)
+    found = _found(reply, problem, options)
     if not found or not problem.answer:
         return 0.0
     gold, gold_unit = normalise(_gold(problem.answer))
@@ -88,8 +98,8 @@ def grade(reply: str, problem: Problem) -> float:
         return 0.0
 
 
-def _found(reply: str, problem: Problem) -> str | None:
-    found = replies.find(replies.final_part(reply, problem))
+def _found(reply: str, problem: Problem, options: Options) -> str | None:
+    found = replies.find(replies.final_part(reply, problem), options.last_number)
     return found if found and len(found) <= _LONGEST else None
 
 

@@ -18,6 +18,8 @@ from mutualrl.types import Problem
 
 IN_WORKER = True
 BY_ANSWER = False
+VERSION = "1"
+PACKAGES = ("reasoning-gym",)
 
 _ANCHOR = re.compile(r"(?:\banswer\s*(?:is\b|:)|####)\s*:?", re.IGNORECASE)
 

@@ -185,8 +185,12 @@ def stated(text: str) -> Iterator[tuple[int, str]]:
             yield at, answer
 
 
-def find(text: str) -> str | None:
-    """The text of the answer in a reply whose thoughts are gone (see the head of this file), or None."""
+def find(text: str, last: bool = True) -> str | None:
+    """The text of the answer in a reply whose thoughts are gone (see the head of this file), or None.
+
+    Args:
+      last: whether the last formula or number counts where nothing is said to be the answer.
+    """
     box = boxes(text)
     for at, answer in stated(text):
         if box and (at < box[-1][1] or not re.search(r"\d|\\", answer)):
@@ -203,4 +207,4 @@ def find(text: str) -> str | None:
         return text
     if len(text.split()) <= 3 and not re.search(r"\d|\\|\$|[^\x00-\u024f]", text):
         return text.strip(" .!\"'*")
-    return candidate(text, -1)
+    return candidate(text, -1) if last else None

@@ -1,6 +1,6 @@
-"""The process behind `workers.GraderPool`: `python -m mutualrl.rewards.worker MODULE TIMEOUT_S MEMORY_MB`.
+"""The process behind `workers.GraderPool`: `python -m mutualrl.rewards.worker MODULE OPTIONS TIMEOUT_S MEMORY_MB`.
 
-Requests come on standard input as length-prefixed pickles of (reply, problem). Responses go out as JSON lines, first
+OPTIONS is JSON. Requests come on standard input as length-prefixed pickles of (reply, problem). Responses go out as JSON lines, first
 `{"ready": true}` or `{"error": ...}`, then `{"reward": ..., "answer": ...}` or `{"error": ...}` a request. They are
 JSON, not pickle, because this process handles text that models wrote and its parent must not have to trust it.
 """
@@ -16,10 +16,11 @@ import signal
 import struct
 import sys
 
+from mutualrl import rewards
 from mutualrl.types import Problem
 
 
-def main(module: str, timeout_s: float, memory_mb: int) -> None:
+def main(module: str, options: str, timeout_s: float, memory_mb: int) -> None:
     """Serves requests until standard input closes."""
     requests = sys.stdin.buffer
     responses = os.fdopen(os.dup(1), "w", buffering=1)
@@ -31,6 +32,7 @@ def main(module: str, timeout_s: float, memory_mb: int) -> None:
 
     try:
         grader = importlib.import_module(module)
+        keywords = rewards.keywords(grader, json.loads(options))
         if hasattr(grader, "warm_up"):
             grader.warm_up()  # lazy imports and first-call costs, before any clock runs
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
@@ -46,8 +48,8 @@ def main(module: str, timeout_s: float, memory_mb: int) -> None:
         problem = Problem(**fields)
         signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s + 1)
         try:
-            answer = grader.extract(reply, problem)
-            result = {"reward": float(grader.grade(reply, problem)), "answer": answer}
+            answer = grader.extract(reply, problem, **keywords)
+            result = {"reward": float(grader.grade(reply, problem, **keywords)), "answer": answer}
         except BaseException as e:  # MemoryError, RecursionError and whatever a parser raises
             result = {"error": type(e).__name__}
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -55,4 +57,4 @@ def main(module: str, timeout_s: float, memory_mb: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +28,13 @@ _START_LIMIT_S = 180.0  # importing a grader's libraries on a busy machine; not 
 class _Worker:
     """One worker process and the pipe to it."""
 
-    def __init__(self, module: str, timeout_s: float, memory_mb: int):
+    def __init__(self, module: str, options: Mapping[str, Any], timeout_s: float, memory_mb: int):
         root = str(pathlib.Path(rewards.__file__).parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         # Safe path: a file of the working directory must not stand in for a module the grader imports.
         hidden = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TPU_VISIBLE_CHIPS": ""}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mutualrl.rewards.worker", module, str(timeout_s), str(memory_mb)],
+            [sys.executable, "-m", "mutualrl.rewards.worker", module, json.dumps(options), str(timeout_s), str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -96,19 +97,29 @@ class GraderPool:
     at a time: a worker serves one reply after another, whoever asks.
 
     Attributes:
+      version: what the grader's verdicts depend on, as text.
       timeouts: replies given up because they took longer than `timeout_s`; each graded 0.
       crashes: replies at which the grader raised, ran out of memory or died; each graded 0.
     """
 
-    def __init__(self, name: str, *, workers: int = 2, timeout_s: float = 5.0, memory_mb: int = 2048):
+    def __init__(
+        self,
+        name: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        workers: int = 2,
+        timeout_s: float = 5.0,
+        memory_mb: int = 2048,
+    ):
         """Args:
           name: a grader, i.e. a module of `mutualrl.rewards`, or another module by its dotted name.
+          options: fields of the grader's `Options` that differ from their defaults.
           workers: processes at work at a time.
           timeout_s: seconds a reply may take.
           memory_mb: address space a process may use, in MiB.
 
         Raises:
-          ValueError: no such grader, or a value that is not positive.
+          ValueError: no such grader or option, a value that is not positive, or a grader that cannot work here.
         """
         module = rewards.find(name)
         for option, value in (("workers", workers), ("timeout_s", timeout_s), ("memory_mb", memory_mb)):
@@ -118,6 +129,9 @@ class GraderPool:
         self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
         self.timeouts = self.crashes = 0
         self._grader = importlib.import_module(module)
+        self._given = dict(options or {})
+        self._keywords = rewards.keywords(self._grader, self._given)
+        self.version = rewards.version(self._grader)
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._free = threading.Semaphore(workers)
@@ -141,8 +155,8 @@ class GraderPool:
 
     def _inline(self, reply: str, problem: Problem) -> tuple[float, str | None]:
         try:
-            reward = float(self._grader.grade(reply, problem))
-            return (reward if math.isfinite(reward) else math.nan), self._grader.extract(reply, problem)
+            reward = float(self._grader.grade(reply, problem, **self._keywords))
+            return (reward if math.isfinite(reward) else math.nan), self._grader.extract(reply, problem, **self._keywords)
         except Exception:  # as in a worker: no reply may stop a run
             self._count("crashes")
             return 0.0, None
@@ -193,7 +207,7 @@ class GraderPool:
     def _take(self) -> _Worker:
         with self._lock:
             while len(self._all) < self.workers + 1:
-                worker = _Worker(self.module, self.timeout_s, self.memory_mb)
+                worker = _Worker(self.module, self._given, self.timeout_s, self.memory_mb)
                 self._all.add(worker)
                 self._idle.insert(0, worker)
             # One that is known to be ready goes first, then the one started longest ago.

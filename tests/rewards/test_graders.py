@@ -197,3 +197,14 @@ def test_reasoning_gym_scores():
     assert reasoning_gym.grade("<answer>-1</answer>", problem) < 1
     assert reasoning_gym.grade("", problem) == 0
     assert reasoning_gym.extract("<think>5</think> 6", problem) == "6"
+
+
+def test_the_last_number_is_an_answer_only_where_that_is_asked_for():
+    from mutualrl.rewards import math as grader
+
+    strict, problem = grader.Options(last_number=False), Problem("a", "", answer="14")
+    assert grader.grade("First 20 less 6, which leaves 14", problem) == 1
+    assert grader.grade("First 20 less 6, which leaves 14", problem, strict) == 0
+    assert grader.extract("First 20 less 6, which leaves 14", problem, strict) is None
+    for stated in (r"20 less 6: \boxed{14}", "20 less 6. The answer is 14.", "#### 14", "14"):
+        assert grader.grade(stated, problem, strict) == 1

@@ -142,3 +142,31 @@ def test_refusals():
     with GraderPool("exact") as pool, pytest.raises(ValueError, match="1 replies for 2"):
         pool.grade(["5"], problems(2))
     assert names() == ["choice", "exact", "math", "reasoning_gym"]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_options_reach_the_grader(wild, tmp_path, inline):
+    code = f"""
+import dataclasses
+IN_WORKER, VERSION, PACKAGES = {not inline}, "7", ("numpy",)
+@dataclasses.dataclass(frozen=True)
+class Options:
+    bonus: int = 0
+    broken: bool = False
+def check(options):
+    if options.broken: raise ValueError("broken cannot work here")
+def extract(reply, problem, options): return reply * options.bonus
+def grade(reply, problem, options): return float(options.bonus)
+"""
+    name = f"choosy_{inline}"
+    (tmp_path / "wild_graders" / f"{name}.py").write_text(code)
+    with GraderPool(f"wild_graders.{name}", options={"bonus": 2}, workers=1) as pool:
+        rewards, answers = pool.grade(["a"], problems(1))
+        assert rewards.tolist() == [2] and answers == ["aa"]
+        assert pool.version == f"{name} 7, numpy {np.__version__}"
+    with pytest.raises(ValueError, match="broken cannot work here"):
+        GraderPool(f"wild_graders.{name}", options={"broken": True})
+    with pytest.raises(ValueError, match="no option 'malus'; it has bonus, broken"):
+        GraderPool(f"wild_graders.{name}", options={"malus": 1})
+    with pytest.raises(ValueError, match="no option 'malus'; it has none"):
+        GraderPool("exact", options={"malus": 1})
