@@ -85,10 +85,13 @@ def main() -> None:
             version = pool.version
         print(f"\n{kind}: {len(some)} cases, {version}")
         other = None if args.alone or grader != "math" else math_verify_alone(some)
-        for name, found in (("agreement", lambda v: (v == right).mean()),
-                            ("false_positives", lambda v: (v & ~right).sum()),
-                            ("false_negatives", lambda v: (~v & right).sum())):  # fmt: skip
-            value, theirs = float(found(verdicts)), None if other is None else float(found(other))
+        measures = {
+            "agreement": lambda v, right: (v == right).mean(),
+            "false_positives": lambda v, right: (v & ~right).sum(),
+            "false_negatives": lambda v, right: (~v & right).sum(),
+        }
+        for name, found in measures.items():
+            value, theirs = float(found(verdicts, right)), None if other is None else float(found(other, right))
             unit = "share" if name == "agreement" else "cases"
             add(f"{kind}.{name}", value, unit, **({"math-verify": value / theirs} if theirs else {}))
             if theirs is not None:

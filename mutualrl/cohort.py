@@ -13,13 +13,18 @@ import jax
 from mutualrl import data, losses, sharding, types
 from mutualrl.config import ConfigError, PolicyConfig, RunConfig, label_options, label_source, regime, transfer_options
 from mutualrl.data.views import attach
+from mutualrl.evaluate import spread_over_kinds
 from mutualrl.meshes import Plan
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.gguf import GGUFSource
 from mutualrl.models.weights import load_params, resolve
 from mutualrl.policy import Policy
+from mutualrl.report import Progress
+from mutualrl.rewards.workers import GraderPool, self_check
 from mutualrl.tokenizers.tokenizer import Tokenizer
 from mutualrl.types import Problem
+
+_GOLDS = 500  # gold answers checked at a time; of more than that progress is shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +134,56 @@ def fitting_problems(
             "%d of %d problems have a prompt over max_prompt_tokens: dropped", len(there) - len(kept), len(problems)
         )
     return kept, len(problems) - len(kept)
+
+
+def prepare(
+    run: RunConfig, grader: GraderPool
+) -> tuple[list[Problem], list[Problem], dict[str, Opened], dict[str, int]]:
+    """Everything a run needs but its weights.
+
+    Args:
+      grader: the run's, by which gold answers are checked.
+
+    Returns:
+      training problems, held-out problems, opened models, and how many problems were dropped: `prompt` of those to
+      train on whose prompt is too long, `gold` of all whose gold answer the grader does not accept.
+
+    Raises:
+      ConfigError: data or models do not fit.
+    """
+    problems, held_out = load_problems(run, "train"), load_problems(run, "test") if run.eval_problems else []
+    opened = open_models(run)
+    problems, long = fitting_problems(problems, run, opened, views=views_needed(run))
+    held_out = [x for x in fitting_problems(held_out, run, opened)[0] if x.answer is not None or x.extra]
+    # Without ground truth in the rewards it must not choose what is trained on either.
+    judged = [problems, held_out] if label_source(run).needs(label_options(run)).gold else [held_out]
+    unsound = _unsound([x for some in judged for x in some], run, grader)
+    if run.gold_check == "drop":
+        problems, held_out = ([x for x in some if x.id not in unsound] for some in (problems, held_out))
+    if len(problems) < run.problems_per_step:
+        raise ConfigError(f"problems_per_step={run.problems_per_step}: the data has {len(problems)} usable problems")
+    held_out = spread_over_kinds(held_out, run.eval_problems, run.seed)
+    if run.eval_problems and not held_out:
+        raise ConfigError(f"eval_problems={run.eval_problems}: no held-out problem has a gold answer; set it to 0")
+    return problems, held_out, opened, {"prompt": long, "gold": len(unsound) if run.gold_check == "drop" else 0}
+
+
+def _unsound(problems: Sequence[Problem], run: RunConfig, grader: GraderPool) -> set[str]:
+    """Ids of problems whose gold answer the grader does not accept, with a warning that names some of them."""
+    failed: list[Problem] = []
+    if run.gold_check != "off":
+        with Progress("Checking gold answers", len(problems)) as bar:
+            for start in range(0, len(problems), _GOLDS):
+                failed += self_check(grader, problems[start : start + _GOLDS])
+                if len(problems) > _GOLDS:
+                    bar.update(min(start + _GOLDS, len(problems)))
+    if failed:
+        done = "dropped (gold_check='keep' keeps them)" if run.gold_check == "drop" else "kept"
+        logging.warning(
+            "grader %s does not accept the gold answers of %d of %d problems, %s: %s",
+            run.grader, len(failed), len(problems), done, ", ".join(x.id for x in failed[:5]),
+        )  # fmt: skip
+    return {x.id for x in failed}
 
 
 def own_level(config: PolicyConfig) -> int:

@@ -269,6 +269,7 @@ def _check_run(run: RunConfig) -> None:
     within("grader_timeout_s", run.grader_timeout_s, 0, open_low=True)
     within("eval_top_p", run.eval_top_p, 0, 1, open_low=True)
     one_of("plan", run.plan, PLANS)
+    one_of("gold_check", run.gold_check, ("drop", "keep", "off"))
     one_of("grader", run.grader, rewards.names())
     e = run.exchange
     one_of("exchange.topology", e.topology, sources.TOPOLOGIES)

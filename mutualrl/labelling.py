@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -73,7 +72,7 @@ class Labelling:
     ) -> tuple[dict[str, Verdicts], dict[str, dict[str, float]]]:
         """Verdicts of every policy's rollouts, and the metrics of labels (`metrics`)."""
         answers = {}
-        if self.source is not _verifier():
+        if not self.needs.gold:
             answers = {name: votes.extract(own, self.grader) for name, own in rollouts.items()}
         cast = self._cast(rollouts, answers) if self.needs.votes else {}
         heard = self._exchanged(step, rollouts, cast)
@@ -126,12 +125,6 @@ class Labelling:
             found[name] |= {s.name: experience.vote_of(r["vote"], len(problems)) for s, r in heard.of(name)}
             found[name] = {other: found[name][other] for other in self.run.policies if other in found[name]}
         return found
-
-
-def _verifier() -> Any:
-    from mutualrl.labels import verifier
-
-    return verifier
 
 
 def wordings(problems: Sequence[Problem], views: int) -> list[Problem]:

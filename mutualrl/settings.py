@@ -153,6 +153,8 @@ class RunConfig:
     grader: str = "exact"  # a module of mutualrl.rewards
     grader_workers: int = 2
     grader_timeout_s: float = 5.0
+    gold_check: str = "drop"  # problems whose own gold answer the grader does not accept: `drop`, `keep`, or do not
+    # look (`off`). Without ground truth in the rewards only held-out problems are looked at
     views: str = ""  # a file with other wordings of the problems, by id (mutualrl.data.views)
     label: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "verifier"})  # `name`: a module of
     # mutualrl.labels, who says what is right; the rest: its options

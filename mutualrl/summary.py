@@ -8,7 +8,8 @@
 
 `before` and `after` are results of `mutualrl.evaluate.evaluate` and are absent where nothing was evaluated; `steps`
 counts optimiser updates; `seconds` adds up over resumed tries; `tokens` leave evaluation out; `exchange` is empty
-where policies exchanged nothing. Keys may be added, none is renamed or removed within a schema.
+where policies exchanged nothing; `dropped_problems` had too long a prompt, the gold answer of `dropped_golds` is not
+accepted by the grader itself. Keys may be added, none is renamed or removed within a schema.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ def write_summary(
     summary = {
         "schema": 1,
         "config": dataclasses.asdict(run),
-        "versions": versions(),
+        "versions": {**versions(), "grader": progress["grader"]},
         "seconds": progress["seconds"],
         "policies": policies,
         "exchange": dict(exchange),
-        "dropped_problems": progress["dropped_problems"],
+        "dropped_problems": progress["dropped"]["prompt"],
+        "dropped_golds": progress["dropped"]["gold"],
     }
     replace_text(workdir / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary

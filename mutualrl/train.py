@@ -16,21 +16,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mutualrl import metrics, report
 from mutualrl.checkpoint import Checkpoints, last_record
-from mutualrl.cohort import Opened, build, fitting_problems, load_problems, open_models, views_needed
+from mutualrl.cohort import build, prepare
 from mutualrl.config import ConfigError, RunConfig, label_options, label_source, regime, transfer_options
 from mutualrl.data.stream import ProblemStream, fingerprint
-from mutualrl.evaluate import evaluate, spread_over_kinds
+from mutualrl.evaluate import evaluate
 from mutualrl.exchange import Exchange
 from mutualrl.experience import NAME_BYTES
 from mutualrl.files import replace_text
 from mutualrl.labelling import Labelling, wordings
 from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
-from mutualrl.rewards.workers import GraderPool, self_check
+from mutualrl.rewards.workers import GraderPool
 from mutualrl.scores import Scores, complete, shaped_rewards
 from mutualrl.sharing import Sharing
 from mutualrl.summary import write_summary
@@ -106,7 +104,8 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     """
     started, workdir = time.monotonic(), Path(workdir)
     plan = make_plan(run.policies, run.plan)
-    problems, held_out, opened, dropped = prepare(run)
+    grader = GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s)
+    problems, held_out, opened, dropped = prepare(run, grader)
     stream = ProblemStream(problems, run.seed)
     progress = {
         "policies": list(run.policies),
@@ -117,7 +116,8 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         "evaluations": {},
         "tokens": {name: {} for name in run.policies},
         "seconds": 0.0,
-        "dropped_problems": dropped,
+        "dropped": dropped,
+        "grader": grader.version,
     }
     if (record := last_record(workdir / "checkpoints")) is not None:
         check_same_run(record, progress, run, workdir)
@@ -129,7 +129,6 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     workdir.mkdir(parents=True, exist_ok=True)
     report.show_start(run, plan, opened)
     cohort = build(run, opened, plan)
-    grader = GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s)
     labelling = Labelling(run, cohort, exchange, grader)
     transfer, sharing = regime(run), Sharing(run, cohort, labelling, exchange)
     checkpoints = Checkpoints(workdir / "checkpoints", cohort, keep=run.checkpoint_keep)
@@ -181,7 +180,6 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
                 exchange.log.flush(step)
             checkpoints.save(step, {**progress, "stream": stream.state()})
 
-        check_grader(grader, run.grader, [*problems, *held_out])
         if first_step == 0:
             assess(0, "Evaluating before training")
         with report.Progress("Training", run.steps, done=first_step) as bar:
@@ -202,35 +200,6 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
         writer.close()
     checkpoints.close()
     return write_summary(workdir, run, cohort, progress, sharing.summary())
-
-
-def prepare(run: RunConfig) -> tuple[list[Problem], list[Problem], dict[str, Opened], int]:
-    """Everything a run needs but its weights: training problems, held-out problems, opened models, problems dropped.
-
-    Raises:
-      ConfigError: data or models do not fit.
-    """
-    problems, held_out = load_problems(run, "train"), load_problems(run, "test") if run.eval_problems else []
-    opened = open_models(run)
-    problems, dropped = fitting_problems(problems, run, opened, views=views_needed(run))
-    if len(problems) < run.problems_per_step:
-        raise ConfigError(f"problems_per_step={run.problems_per_step}: the data has {len(problems)} usable problems")
-    held_out = [x for x in fitting_problems(held_out, run, opened)[0] if x.answer is not None or x.extra]
-    held_out = spread_over_kinds(held_out, run.eval_problems, run.seed)
-    if run.eval_problems and not held_out:
-        raise ConfigError(f"eval_problems={run.eval_problems}: no held-out problem has a gold answer; set it to 0")
-    return problems, held_out, opened, dropped
-
-
-def check_grader(grader: GraderPool, name: str, problems: Sequence[Problem]) -> None:
-    """Warns if the grader does not accept gold answers as replies; tried on up to 200 problems."""
-    tried = np.random.default_rng(0).permutation(len(problems))[:200]
-    failed = self_check(grader, [problems[i] for i in tried])
-    if failed:
-        some = ", ".join(x.id for x in failed[:5])
-        logging.warning(
-            "grader %s fails the gold answers of %d of %d problems: %s", name, len(failed), len(tried), some
-        )
 
 
 def check_names(problems: Sequence[Problem]) -> None:

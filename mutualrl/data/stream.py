@@ -13,7 +13,7 @@ from mutualrl.types import Problem
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
-    """32 hex digits that change with the order of problems and with any one's fields, `extra`, source and kind apart."""
+    """32 hex digits that change with the order of problems and any one's fields, `extra`, source and kind apart."""
     digest = hashlib.blake2b(digest_size=16)
     for p in problems:
         fields = (p.id, p.question, p.answer, list(p.choices), list(p.images), list(p.views), p.prompt)

@@ -26,6 +26,7 @@ class Needs:
     """What a label source judges by.
 
     Attributes:
+      gold: gold answers.
       votes: whose majority votes: '' nobody's, `own`, `predecessor` (the policy before it, cyclic) or `all`.
       n_vote: rollouts a problem that vote, of which the first `group_size` are trained on; 0: the group.
       signal: of `types.SIGNALS`, computed where rollouts are sampled.
@@ -33,6 +34,7 @@ class Needs:
       views: wordings of each problem that are sampled and trained on, 1 or 2.
     """
 
+    gold: bool = False
     votes: str = ""
     n_vote: int = 0
     signal: str = ""

@@ -22,8 +22,8 @@ class Options:
 
 
 def needs(options: Options) -> Needs:
-    """Nothing: not even answers, which come with the grades."""
-    return Needs()
+    """Gold answers; those of the rollouts come with the grades."""
+    return Needs(gold=True)
 
 
 def check(options: Options, run: RunConfig) -> None:

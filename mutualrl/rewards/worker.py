@@ -1,8 +1,9 @@
 """The process behind `workers.GraderPool`: `python -m mutualrl.rewards.worker MODULE OPTIONS TIMEOUT_S MEMORY_MB`.
 
-OPTIONS is JSON. Requests come on standard input as length-prefixed pickles of (reply, problem). Responses go out as JSON lines, first
-`{"ready": true}` or `{"error": ...}`, then `{"reward": ..., "answer": ...}` or `{"error": ...}` a request. They are
-JSON, not pickle, because this process handles text that models wrote and its parent must not have to trust it.
+OPTIONS is JSON. Requests come on standard input as length-prefixed pickles of (reply, problem). Responses go out as
+JSON lines, first `{"ready": true}` or `{"error": ...}`, then `{"reward": ..., "answer": ...}` or `{"error": ...}` a
+request. They are JSON, not pickle, because this process handles text that models wrote and its parent must not have
+to trust it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class _Worker:
         # Safe path: a file of the working directory must not stand in for a module the grader imports.
         hidden = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TPU_VISIBLE_CHIPS": ""}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mutualrl.rewards.worker", module, json.dumps(options), str(timeout_s), str(memory_mb)],
+            [sys.executable, "-m", "mutualrl.rewards.worker"]
+            + [module, json.dumps(options), str(timeout_s), str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -156,7 +157,8 @@ class GraderPool:
     def _inline(self, reply: str, problem: Problem) -> tuple[float, str | None]:
         try:
             reward = float(self._grader.grade(reply, problem, **self._keywords))
-            return (reward if math.isfinite(reward) else math.nan), self._grader.extract(reply, problem, **self._keywords)
+            answer = self._grader.extract(reply, problem, **self._keywords)
+            return (reward if math.isfinite(reward) else math.nan), answer
         except Exception:  # as in a worker: no reply may stop a run
             self._count("crashes")
             return 0.0, None
