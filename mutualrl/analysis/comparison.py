@@ -175,14 +175,11 @@ def _arm(runs: Sequence[Run], others: Mapping[str, Sequence[Run]], groups: Mappi
     """What is said of an arm, but for its costs."""
     last = max(runs[0].right)
     pairs = [(a, b) for i, a in enumerate(groups) for b in list(groups)[i + 1 :]]
-    right = [
-        decoupling.right_answers([decoupling.evaluated(r, s, p) for s in r.right for p in r.right[s]]) for r in runs
-    ]
     return {
         "seeds": [r.seed for r in runs],
         "transfer": runs[0].config["transfer"]["name"],
         "label": runs[0].label,
-        "decoupling": {f"{a}/{b}": {w: _apart(runs, right, s, a, b) for w, s in (("before", 0), ("after", last))}
+        "decoupling": {f"{a}/{b}": {w: _apart(runs, s, a, b) for w, s in (("before", 0), ("after", last))}
                        for a, b in pairs},
         "policies": {p: _policy(runs, others, p, of_group) for p, of_group in groups.items()},
     }  # fmt: skip
@@ -235,12 +232,9 @@ def noise(runs: Sequence[Run], policy: str, step: int) -> float | None:
     return float(np.sqrt(np.mean(found)))
 
 
-def _apart(runs: Sequence[Run], right: Sequence[Any], step: int, a: str, b: str) -> dict[str, Any]:
-    """Decoupling of two policies after a step, mean over seeds; `right`: for each run, of `right_answers`."""
-    tables = []
-    for r, known in zip(runs, right):
-        table = decoupling.counts(*(decoupling.evaluated(r, step, p) for p in (a, b)), known)
-        tables.append(table[r.judged])
+def _apart(runs: Sequence[Run], step: int, a: str, b: str) -> dict[str, Any]:
+    """Decoupling of two policies after a step, mean over seeds."""
+    tables = [decoupling.counts(*(decoupling.evaluated(r, step, p) for p in (a, b)))[r.judged] for r in runs]
     return decoupling.apart(tables, [r.kinds[r.judged] for r in runs])
 
 

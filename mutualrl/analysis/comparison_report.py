@@ -228,7 +228,7 @@ def page(found: Mapping[str, Any]) -> str:
         if found["missing"]
         else "",
         "<h2>How to read this</h2>",
-        pages.bullets([*_notes(found, base), *decoupling.answers_note(pairs)]),
+        pages.bullets(_notes(found, base)),
     ]
     return pages.document("Comparison", parts)
 

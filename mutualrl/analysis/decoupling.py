@@ -34,7 +34,7 @@ from mutualrl.settings import ConfigError
 
 DRAWS = 2000
 LIMITS = {"kappa": (-1.0, 1.0), "c": (0.0, 100.0), "w": (0.0, 100.0)}  # what has an interval, and its possible values
-BOTH, ONLY_A, ONLY_B, NEITHER, SAME_WRONG, KNOWN = range(6)
+BOTH, ONLY_A, ONLY_B, NEITHER, SAME_WRONG = range(5)
 NOTES = (
     "κ: agreement of two policies in being right, beyond that of independent ones with their accuracies; 1 for the "
     "same failures, 0 for independent ones. c: percent of problems that exactly one of the two gets right. w: percent "
@@ -53,76 +53,50 @@ class Evaluated:
 
     Attributes:
       right: i64[N] right samples of each problem, -1 where it could not be judged. samples: of each problem.
-      answers: N lists of the samples' answers, None or '' where there is none; None: not known.
+      wrong: N lists of the wrong samples' answers, None or '' where there is none; None: not known.
     """
 
     right: np.ndarray
     samples: int
-    answers: Sequence[Sequence[str | None]] | None = None
+    wrong: Sequence[Sequence[str | None]] | None = None
 
 
-def decoupling(both: int, only_a: int, only_b: int, neither: int, same_wrong: int = 0) -> dict[str, float]:
-    """Agreement statistics of two policies (our definitions; the Co-RL paper gives values only).
+def decoupling(
+    both: float, only_a: float, only_b: float, neither: float, same_wrong: float = np.nan
+) -> dict[str, float]:
+    """Agreement statistics of two policies (our definitions; of the Co-RL paper only values are known to us).
 
     Args:
       both, only_a, only_b, neither: number of problems that both, one or none of the two get right.
-      same_wrong: problems on which both are wrong with equal answers.
+      same_wrong: problems on which both are wrong with equal answers; NaN where that is not known.
 
     Returns:
-      p_o observed and p_e expected agreement, kappa = (p_o - p_e)/(1 - p_e) (absent where undefined),
-      c = percent of problems that exactly one gets right, w = percent both get wrong with equal answers.
+      p_o observed and p_e expected agreement, kappa = (p_o - p_e)/(1 - p_e), c = percent of problems that exactly one
+      gets right, w = percent both get wrong with equal answers. What is undefined or not known is absent.
     """
-    found = _statistics(np.array([both, only_a, only_b, neither, same_wrong, both + only_a + only_b + neither], float))
+    found = _statistics(np.array([both, only_a, only_b, neither, same_wrong], float))
     return {k: float(v) for k, v in found.items() if not np.isnan(v)}
 
 
-def right_answers(evaluations: Sequence[Evaluated]) -> list[dict[str, bool]]:
-    """Which answers are right, as far as the numbers of right samples tell (our procedure).
-
-    Folders hold how many samples of a problem are right, not which. An answer is right or wrong in all its occurrences,
-    so c right of n samples say that the right answers' occurrences add up to c. An answer is known where all sets of
-    answers that do agree on it; what one evaluation makes known narrows the others down, until nothing is added.
+def counts(a: Evaluated, b: Evaluated) -> np.ndarray:
+    """What two policies do on each problem, as expectations over independent pairs of samples (our definition).
 
     Args:
-      evaluations: of the same N problems, e.g. of all policies and steps; those without answers say nothing.
+      a, b: of the same N problems.
 
     Returns:
-      for each problem, the answers that are known, True: right.
-    """
-    told = [e for e in evaluations if e.answers is not None]
-    out = []
-    for p in range(len(told[0].right) if told else 0):
-        counted = {(tuple(sorted(_votes(e, p).items())), int(e.right[p])) for e in told if e.right[p] >= 0}
-        known: dict[str, bool | None] = {}  # None: said to be both, where a verdict is not by the answer alone
-        while said := {x for votes, c in counted for x in _implied(votes, c, known)}:
-            known |= {a: None if (a, not ok) in said else ok for a, ok in said}
-        out.append({a: ok for a, ok in known.items() if ok is not None})
-    return out
-
-
-def counts(a: Evaluated, b: Evaluated, right: Sequence[Mapping[str, bool]] | None = None) -> np.ndarray:
-    """What two policies do on each problem, as expectations over independent pairs of samples.
-
-    Args:
-      a, b: of the same N problems. right: from `right_answers`; None: of these two alone.
-
-    Returns:
-      f64[N, 6]: the probabilities that both are right, a alone, b alone, neither, and both wrong with equal answers
-      (equal as texts, so equivalent spellings count as different); last 1 where that is known, else 0: without answers,
-      or where it cannot be told whether an answer that both give is right. A problem not judged has NaN.
+      f64[N, 5]: the probabilities that both are right, a alone, b alone, neither, and both wrong with equal answers
+      (equal as texts, so equivalent spellings count as different; no answer equals none). A problem not judged has NaN
+      in all of them, and the last is NaN where one's wrong answers are not known.
     """
     judged = (a.right >= 0) & (b.right >= 0)
     x, y = (np.where(judged, e.right / e.samples, np.nan) for e in (a, b))
-    same, known = np.zeros(len(x)), np.zeros(len(x))
-    if a.answers is not None and b.answers is not None:
-        right = right_answers([a, b]) if right is None else right
+    same = np.full(len(x), np.nan)
+    if a.wrong is not None and b.wrong is not None:
         for p in np.flatnonzero(judged):
-            mine, theirs = _votes(a, p), _votes(b, p)
-            shared = mine.keys() & theirs.keys()
-            if known_all := shared <= right[p].keys():
-                same[p] = sum(mine[s] * theirs[s] for s in shared if not right[p][s]) / (a.samples * b.samples)
-            known[p] = known_all
-    return np.stack([x * y, x * (1 - y), (1 - x) * y, (1 - x) * (1 - y), same, known], -1)
+            mine, theirs = (collections.Counter(filter(None, e.wrong[p])) for e in (a, b))
+            same[p] = sum(n * theirs[answer] for answer, n in mine.items()) / (a.samples * b.samples)
+    return np.stack([x * y, x * (1 - y), (1 - x) * y, (1 - x) * (1 - y), same], -1)
 
 
 def apart(tables: Sequence[np.ndarray], kinds: Sequence[np.ndarray], *, draws: int = DRAWS, seed: int = 0) -> dict:
@@ -133,13 +107,13 @@ def apart(tables: Sequence[np.ndarray], kinds: Sequence[np.ndarray], *, draws: i
     for few of them as in `intervals.hierarchical_interval` (our definition).
 
     Args:
-      tables: for each seed f64[N, 6] of `counts`; problems not judged do not count.
+      tables: for each seed f64[N, 5] of `counts`; problems not judged do not count.
       kinds: for each seed [N] the problems' kinds.
 
     Returns:
-      {"p_o", "p_e", "kappa", "c", "w", "interval": {"kappa", "c", "w": [low, high]}, "problems": n a seed,
-      "w_problems": those of which the answers tell}. kappa is absent where no seed has it, w where no answers tell; an
-      interval where the statistic is undefined in any seed or draw.
+      {"p_o", "p_e", "kappa", "c", "w", "interval": {"kappa", "c", "w": [low, high]}, "problems": n a seed}. kappa is
+      absent where no seed has it, w where no seed's wrong answers are known; an interval where the statistic is
+      undefined in any seed or draw.
 
     Raises:
       ValueError: no seed, or one without a judged problem.
@@ -157,7 +131,7 @@ def apart(tables: Sequence[np.ndarray], kinds: Sequence[np.ndarray], *, draws: i
             part = table[of == kind]
             total += rng.multinomial(len(part), np.full(len(part), 1 / len(part)), size=draws) @ part
         drawn.append(_statistics(total))
-        problems.append((len(table), int(table[:, KNOWN].sum())))
+        problems.append(len(table))
     if not points:
         raise ValueError("decoupling needs at least one seed")
     out: dict[str, Any] = {}
@@ -167,14 +141,10 @@ def apart(tables: Sequence[np.ndarray], kinds: Sequence[np.ndarray], *, draws: i
             out[key] = float(np.nanmean(values))
     out["interval"] = {}
     for key, limits in LIMITS.items():
-        noise = np.array([d[key] for d in drawn])
-        if (
-            not np.isnan(noise).any()
-            and key in out
-            and not np.isnan(values := np.array([p[key] for p in points])).any()
-        ):
+        values, noise = np.array([p[key] for p in points]), np.array([d[key] for d in drawn])
+        if not np.isnan(values).any() and not np.isnan(noise).any():
             out["interval"][key] = np.clip(_interval(values, noise, rng), *limits).tolist()
-    out["problems"], out["w_problems"] = (min(n) for n in zip(*problems))
+    out["problems"] = min(problems)
     return out
 
 
@@ -198,13 +168,12 @@ def of_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
     }
     if len(members) < 2:
         raise ConfigError(f"RUN={first.folder}: has one policy, so there is no pair; give a further run")
-    right = right_answers([evaluated(r, s, p) for r in runs.values() for s in r.right for p in r.right[s]])
     pairs: dict[str, Any] = {}
     for (a, (run_a, policy_a)), (b, (run_b, policy_b)) in itertools.combinations(members.items(), 2):
         pairs[f"{a} & {b}"] = {}
         for when, step in (("before", min), ("after", max)):
             pair = [evaluated(r, step(r.right), p) for r, p in ((run_a, policy_a), (run_b, policy_b))]
-            pairs[f"{a} & {b}"][when] = apart([counts(*pair, right)[judged]], [first.kinds[judged]])
+            pairs[f"{a} & {b}"][when] = apart([counts(*pair)[judged]], [first.kinds[judged]])
     return {
         "schema": 1,
         "problems": int(judged.sum()),
@@ -223,7 +192,7 @@ def of_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 def evaluated(run: Run, step: int, policy: str) -> Evaluated:
     """What a run noted of a policy's samples after a step."""
-    return Evaluated(run.right[step][policy], run.samples, run.answers.get(step, {}).get(policy))
+    return Evaluated(run.right[step][policy], run.samples, run.wrong.get(step, {}).get(policy))
 
 
 def rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[pages.Cell]]]:
@@ -253,23 +222,12 @@ def page(found: Mapping[str, Any]) -> str:
     return pages.document("Decoupling", [
         f"<h1>Who fails where: {len(found['pairs'])} pairs on {found['problems']} held-out problems</h1>",
         label_plots.apart(found["pairs"]), pages.table(*rows(found["pairs"])), "<h2>Runs</h2>", pages.bullets(runs),
-        "<h2>How to read this</h2>", pages.bullets([*NOTES, OVER_PROBLEMS, *answers_note(found["pairs"])]),
+        "<h2>How to read this</h2>", pages.bullets([*NOTES, OVER_PROBLEMS]),
     ])  # fmt: skip
 
 
-def answers_note(pairs: Mapping[str, Any]) -> list[str]:
-    """A sentence where w is not of all problems."""
-    short = [e["problems"] - e["w_problems"] for times in pairs.values() for e in times.values() if "w" in e]
-    if not any(short):
-        return []
-    return [
-        f"w leaves out up to {max(short)} problems: how many samples are right is noted, not which, and there it "
-        "cannot be told whether an answer that both give is right."
-    ]
-
-
 def _statistics(total: np.ndarray) -> dict[str, np.ndarray]:
-    """f64[...] statistics of sums [..., 6] over problems (`counts`); NaN where undefined."""
+    """f64[...] statistics of sums [..., 5] over problems (`counts`); NaN where undefined."""
     n = total[..., : NEITHER + 1].sum(-1)
     p_o = (total[..., BOTH] + total[..., NEITHER]) / n
     a, b = ((total[..., BOTH] + total[..., only]) / n for only in (ONLY_A, ONLY_B))
@@ -277,8 +235,7 @@ def _statistics(total: np.ndarray) -> dict[str, np.ndarray]:
     with np.errstate(divide="ignore", invalid="ignore"):
         # Sums of shares are not exact: what differs from 1 by rounding alone is 1.
         kappa = np.where(1 - p_e > 1e-12, (p_o - p_e) / (1 - p_e), np.nan)
-        w = np.where(total[..., KNOWN] > 0, 100 * total[..., SAME_WRONG] / total[..., KNOWN], np.nan)
-    return {"p_o": p_o, "p_e": p_e, "c": 100 * (1 - p_o), "w": w, "kappa": kappa}
+    return {"p_o": p_o, "p_e": p_e, "c": 100 * (1 - p_o), "w": 100 * total[..., SAME_WRONG] / n, "kappa": kappa}
 
 
 def _interval(points: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -293,28 +250,6 @@ def _interval(points: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -
     return np.quantile(found, [0.025, 0.975])
 
 
-def _votes(e: Evaluated, p: int) -> dict[str, int]:
-    """How often each answer was given to a problem; none is not an answer."""
-    return collections.Counter(x for x in e.answers[p] if x)
-
-
-def _implied(votes: Sequence[tuple[str, int]], c: int, known: Mapping[str, bool | None]) -> list[tuple[str, bool]]:
-    """What c right samples say of answers not yet known, given how often each was given."""
-    if any(known.get(a, True) is None for a, _ in votes):
-        return []
-    c -= sum(n for a, n in votes if known.get(a))
-    votes = [(a, n) for a, n in votes if a not in known]
-    out = []
-    for i, (a, n) in enumerate(votes):
-        sums = 1  # bit s: some of the other answers add up to s samples
-        for _, other in votes[:i] + votes[i + 1 :]:
-            sums |= sums << other
-        right, wrong = c >= n and sums >> (c - n) & 1, c >= 0 and sums >> c & 1
-        if right != wrong:  # both: not told; neither: this evaluation contradicts the others
-            out.append((a, bool(right)))
-    return out
-
-
 def main() -> None:
     """Command line."""
     try:
@@ -327,8 +262,6 @@ def main() -> None:
     replace_text(files[1], page(found))
     console = Console()
     console.print(pages.printable(f"{found['problems']} held-out problems", *rows(found["pairs"]), names=2))
-    for note in answers_note(found["pairs"]):
-        console.print(note, highlight=False)
     console.print(f"{files[1]}: with a plot. {files[0]}: all numbers.", soft_wrap=True, highlight=False)
 
 

@@ -21,8 +21,8 @@ class Run:
       arm, seed: what it is called in a comparison.
       summary: of summary.json. ids, kinds: of the N held-out problems. samples: rollouts a problem.
       right: step -> policy -> i64[N] right samples; steps ascending. judged: bool[N] problems that could be judged in
-      every evaluation. answers: step -> policy -> N lists of each sample's answer, None where there is none; empty in
-      folders that were written without. lines: of metrics.jsonl.
+      every evaluation. wrong: step -> policy -> N lists of the wrong samples' answers, None where there is none; a step
+      that was noted without them is absent. lines: of metrics.jsonl.
     """
 
     def __init__(self, arm: str, seed: int, folder: Path):
@@ -36,7 +36,7 @@ class Run:
         steps = sorted(held_out["steps"], key=int)
         self.right = {int(s): {p: np.array(c) for p, c in held_out["steps"][s].items()} for s in steps}
         self.judged = np.all([c >= 0 for by_policy in self.right.values() for c in by_policy.values()], axis=0)
-        self.answers = {int(s): by_policy for s, by_policy in held_out.get("answers", {}).items()}
+        self.wrong = {int(s): by_policy for s, by_policy in held_out.get("wrong", {}).items()}
         self.lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
 
     @property

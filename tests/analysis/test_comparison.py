@@ -152,21 +152,20 @@ def test_noise_of_evaluation_and_decoupling(found):
     assert arm["decoupling"]["llama/qwen"]["after"]["c"] == pytest.approx(75.0)
 
 
-def test_decoupling_has_intervals_and_no_w_without_answers(found):
+def test_decoupling_has_intervals_and_no_w_without_wrong_answers(found):
     after = found["arms"]["sgt"]["decoupling"]["llama/qwen"]["after"]
     assert after["problems"] == 6 and "w" not in after and "w" not in after["interval"]
     assert after["interval"]["c"][0] < after["c"] < after["interval"]["c"][1]
 
 
 def add_labels(folder, **collapsed):
-    """Makes a run one that learnt from labels, with answers."""
+    """Makes a run one that learnt from labels, with wrong answers."""
     summary = json.loads((folder / "summary.json").read_text())
     summary["config"]["label"] = {"name": "peer_vote", "min_share": 0.5}
     (folder / "summary.json").write_text(json.dumps(summary))
     held_out = json.loads((folder / "held_out.json").read_text())
-    said = lambda c: ["7"] * c + ["1"] * (4 - c)
-    held_out["answers"] = {
-        s: {p: [said(c) for c in right] for p, right in of.items()} for s, of in held_out["steps"].items()
+    held_out["wrong"] = {
+        s: {p: [["1"] * (4 - c) for c in right] for p, right in of.items()} for s, of in held_out["steps"].items()
     }
     (folder / "held_out.json").write_text(json.dumps(held_out))
     lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from mutualrl.analysis import decoupling
-from mutualrl.analysis.decoupling import Evaluated, apart, counts, right_answers
+from mutualrl.analysis.decoupling import Evaluated, apart, counts
 from mutualrl.analysis.runs import open_runs
 from mutualrl.settings import ConfigError
 
 KINDS = ["a", "a", "b", "b"]
 
 
-def an(right, samples=1, answers=None):
-    return Evaluated(np.array(right), samples, answers)
+def an(right, samples=1, wrong=None):
+    return Evaluated(np.array(right), samples, wrong)
 
 
 def one(table, kinds=None, **more):
@@ -23,62 +23,39 @@ def one(table, kinds=None, **more):
 
 
 def test_counts_are_expectations_over_pairs_of_samples():
-    a = an([2, 1, 0], 4, [["7", "7", "1", None], ["7", "1", "1", None], ["1", "1", "2", "2"]])
-    b = an([1, 0, -1], 2, [["7", "1"], ["1", ""], ["1", "1"]])
+    a = an([2, 1, 0], 4, [["1", None], ["1", "1", None], ["1", "1", "2", "2"]])
+    b = an([1, 0, -1], 2, [["1"], ["1", ""], ["1", "1"]])
     table = counts(a, b)
     # 2 of 4 and 1 of 2 right: each of the four cases a quarter. Both wrong with answer 1: 1/4 · 1/2.
-    np.testing.assert_allclose(table[0], [0.25, 0.25, 0.25, 0.25, 1 / 8, 1])
-    # 1 of 4 right; 1 is wrong: 2/4 · 1/2. No answer equals no answer in nothing.
-    np.testing.assert_allclose(table[1], [0, 0.25, 0, 0.75, 1 / 4, 1])
-    assert np.isnan(table[2, :4]).all()  # b could not be judged
-    assert (counts(an([1], 2), an([1], 2, [["7", "1"]]))[:, 4:] == 0).all()  # without answers nothing is known
+    np.testing.assert_allclose(table[0], [0.25, 0.25, 0.25, 0.25, 1 / 8])
+    # 1 of 4 right; both say 1: 2/4 · 1/2. No answer equals no answer in nothing.
+    np.testing.assert_allclose(table[1], [0, 0.25, 0, 0.75, 1 / 4])
+    assert np.isnan(table[2]).all()  # b could not be judged
+    np.testing.assert_allclose(counts(b, a)[:2], table[:2, [0, 2, 1, 3, 4]])
+    np.testing.assert_allclose(counts(an([2], 2, [[]]), an([2], 2, [[]])), [[1, 0, 0, 0, 0]])  # nothing is wrong
 
 
-@pytest.mark.parametrize(
-    "evaluations, known",
-    [
-        ([(3, ["7", "7", "7", "1"])], {"7": True, "1": False}),  # only three times 7 makes 3
-        ([(0, ["7", "1"])], {"7": False, "1": False}),
-        ([(2, ["7", "0.5"])], {"7": True, "0.5": True}),
-        ([(1, ["7", "1"])], {}),  # either
-        ([(1, ["7", "1"]), (0, ["1", "1"])], {"7": True, "1": False}),  # another evaluation tells
-        ([(1, ["7", "1"]), (1, ["2", "1"]), (0, ["2", None])], {"2": False, "1": True, "7": False}),  # step by step
-        ([(2, ["7", "7", "1", "2"])], {}),  # 7, or 1 and 2
-        ([(-1, ["7", "7"])], {}),  # not judged
-        ([(1, ["7", "7"])], {}),  # a contradiction tells nothing
-        ([(1, ["7"]), (0, ["7"]), (1, ["7", "1"])], {}),  # nor does an answer that is right and wrong
-        ([(1, [None, "7"])], {"7": True}),
-    ],
-)
-def test_which_answers_are_right_follows_from_how_many_samples_are(evaluations, known):
-    assert right_answers([an([c], len(given), [given]) for c, given in evaluations]) == [known]
+def test_without_wrong_answers_there_is_no_w():
+    told, untold = an([1, 0], 2, [["1"], ["1", "1"]]), an([1, 0], 2)
+    for pair in ((told, untold), (untold, told), (untold, untold)):
+        table = counts(*pair)
+        assert np.isnan(table[:, 4]).all()
+        np.testing.assert_allclose(table[:, :4], counts(told, told)[:, :4])
+        e = one(table)
+        assert "w" not in e and "w" not in e["interval"] and "c" in e["interval"]
+    assert one(counts(told, told))["w"] == pytest.approx(100 * (0.25 + 1) / 2)
+    assert "w" not in decoupling.decoupling(40, 15, 10, 35)
 
 
-def test_right_answers_of_made_up_evaluations_are_never_wrong():
-    rng = np.random.default_rng(0)
-    made = []
-    for _ in range(4):
-        answers = rng.choice(["7", "1", "2", "3", "7.0"], (200, 6), p=[0.4, 0.25, 0.15, 0.1, 0.1])
-        made.append(an(np.isin(answers, ["7", "7.0"]).sum(1), 6, answers.tolist()))
-    found = right_answers(made)
-    assert all(ok == (a in ("7", "7.0")) for known in found for a, ok in known.items())
-    assert np.mean([len(known) for known in found]) > 4  # of five at most
-
-
-def test_problems_of_which_answers_do_not_tell_are_left_out_of_w():
-    a, b = an([1, 0], 2, [["7", "1"], ["1", "1"]]), an([1, 0], 2, [["7", "1"], ["1", "2"]])
-    e = one(counts(a, b))
-    assert e["w"] == pytest.approx(50.0) and e["w_problems"] == 1 and e["problems"] == 2
-    e = one(counts(an([1, 0]), an([0, 0])))
-    assert "w" not in e and "w" not in e["interval"] and e["w_problems"] == 0
-
-
-def test_single_samples_are_the_golden_statistics():
+def test_single_samples_are_the_statistics_of_counted_problems():
     x, y = np.array([1] * 55 + [0] * 45), np.array([1] * 40 + [0] * 15 + [1] * 10 + [0] * 35)
-    answers = [[str(i) for i in range(100)], [str(i if i < 40 or 65 <= i < 88 else -i) for i in range(100)]]
-    e = one(counts(*(an(right, 1, [[t] for t in given]) for right, given in zip((x, y), answers))))
-    golden = decoupling.decoupling(40, 15, 10, 35, 23)  # both wrong: 65 to 99, the same until 87
-    assert {k: e[k] for k in golden} == pytest.approx(golden) and golden["kappa"] == pytest.approx(0.5)
+    # Both are wrong from 65 on, with equal answers before 88.
+    mine = [[] if ok else [str(i)] for i, ok in enumerate(x)]
+    theirs = [[] if ok else [str(i if i < 88 else -i)] for i, ok in enumerate(y)]
+    e = one(counts(an(x, 1, mine), an(y, 1, theirs)))
+    counted = decoupling.decoupling(40, 15, 10, 35, 23)
+    assert {k: e[k] for k in counted} == pytest.approx(counted)
+    assert counted["kappa"] == pytest.approx(0.5) and counted["w"] == pytest.approx(23)
 
 
 def test_intervals_are_those_of_statistics_of_resampled_problems():
@@ -129,7 +106,7 @@ def test_what_is_undefined_is_absent():
     assert "kappa" not in e and "kappa" not in e["interval"] and e["c"] == 0.0 and e["interval"]["c"] == [0.0, 0.0]
     e = one(counts(an([1, 1, 0]), an([1, 1, 0])))  # some draws are without the third problem
     assert e["kappa"] == pytest.approx(1.0) and "kappa" not in e["interval"]
-    for tables in ([], [np.full((2, 6), np.nan)]):
+    for tables in ([], [np.full((2, 5), np.nan)]):
         with pytest.raises(ValueError, match="at least one"):
             apart(tables, [np.zeros(2)] * len(tables))
 
@@ -148,37 +125,37 @@ def test_several_seeds_are_averaged_and_widen_the_interval():
     assert width(both) > 3 * width(alone) and both["interval"]["c"][0] == 0.0  # not below what is possible
 
 
-def write_run(folder, steps, *, answers=None, label="verifier", problems=("p0", "p1", "p2", "p3"), samples=2):
+def write_run(folder, steps, *, wrong=None, label="verifier", problems=("p0", "p1", "p2", "p3"), samples=2):
     folder.mkdir(parents=True)
     policies = {p: {"frozen": False} for p in next(iter(steps.values()))}
     config = {"steps": 10, "label": label, "policies": policies}
     (folder / "summary.json").write_text(json.dumps({"config": config, "policies": {}, "exchange": {}}))
     held_out = {"problems": list(problems), "kinds": KINDS, "samples": samples, "steps": steps}
-    (folder / "held_out.json").write_text(json.dumps(held_out | ({"answers": answers} if answers else {})))
+    (folder / "held_out.json").write_text(json.dumps(held_out | ({"wrong": wrong} if wrong else {})))
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     return str(folder)
 
 
 STEPS = {"0": {"llama": [2, 0, 0, 1], "qwen": [0, 2, 1, 0]}, "10": {"llama": [2, 2, 1, 0], "qwen": [2, 2, 0, 0]}}
-SAID = {2: ["7", "7"], 1: ["7", "1"], 0: ["1", "2"]}
-ANSWERS = {s: {p: [SAID[c] for c in right] for p, right in of.items()} for s, of in STEPS.items()}
+SAID = {2: [], 1: ["1"], 0: ["1", "2"]}
+WRONG = {s: {p: [SAID[c] for c in right] for p, right in of.items()} for s, of in STEPS.items()}
 
 
 def test_pairs_of_one_run(tmp_path):
-    found = decoupling.of_runs(open_runs([write_run(tmp_path / "one", STEPS, answers=ANSWERS)]))
+    found = decoupling.of_runs(open_runs([write_run(tmp_path / "one", STEPS, wrong=WRONG)]))
     assert list(found["pairs"]) == ["llama & qwen"] and found["problems"] == 4
     assert found["runs"]["one"]["steps"] == [0, 10] and found["runs"]["one"]["label"] == "verifier"
     times = found["pairs"]["llama & qwen"]
     # Exactly one right: 1, 1, .5, .5 of a problem before; 0, 0, .5, 0 after.
     assert times["before"]["c"] == pytest.approx(75.0) and times["after"]["c"] == pytest.approx(12.5)
-    # After: p2, llama 7 1, qwen 1 2, of which 1 is wrong: 1/2 · 1/2; p3, both 1 2: 2/4. All answers are told.
-    assert times["after"]["w"] == pytest.approx(100 * (0.25 + 0.5) / 4) and times["after"]["w_problems"] == 4
-    # Before: p2 llama 1 2, qwen 7 1: 1/4; p3 the other way round: 1/4.
+    # After: p2, llama one 1, qwen 1 and 2: 1/2 · 1/2; p3, both 1 and 2: 2/4.
+    assert times["after"]["w"] == pytest.approx(100 * (0.25 + 0.5) / 4)
+    # Before: p2, llama 1 and 2, qwen one 1: 1/4; p3 the other way round: 1/4.
     assert times["before"]["w"] == pytest.approx(100 * 0.5 / 4)
 
 
-def test_pairs_across_runs_and_folders_without_answers(tmp_path):
-    first = write_run(tmp_path / "peer/0", STEPS, answers=ANSWERS, label={"name": "peer_vote", "min_share": 0.0})
+def test_pairs_across_runs_and_folders_without_wrong_answers(tmp_path):
+    first = write_run(tmp_path / "peer/0", STEPS, wrong=WRONG, label={"name": "peer_vote", "min_share": 0.0})
     other = {s: {"llama": of["llama"]} for s, of in STEPS.items()}
     other["0"]["llama"] = [2, 0, 0, -1]
     second = write_run(tmp_path / "self/0", other)
@@ -191,6 +168,14 @@ def test_pairs_across_runs_and_folders_without_answers(tmp_path):
     assert across["c"] == pytest.approx(100 * 0.5 / 3) and "w" not in across
     assert "w" in found["pairs"]["peer/0:llama & peer/0:qwen"]["after"]
     assert found["runs"]["peer/0"]["label"] == "peer_vote" and found["runs"]["self/0"]["label"] == "verifier"
+
+
+def test_evaluations_noted_without_wrong_answers_have_no_w(tmp_path):
+    found = decoupling.of_runs(open_runs([write_run(tmp_path / "one", STEPS, wrong={"10": WRONG["10"]})]))
+    times = found["pairs"]["llama & qwen"]
+    assert "w" not in times["before"] and times["after"]["w"] == pytest.approx(100 * (0.25 + 0.5) / 4)
+    _, rows = decoupling.rows(found["pairs"])
+    assert rows[0][4] == ("-", "") and rows[1][4][0].startswith("18.8 [")
 
 
 def test_refusals_are_one_line(tmp_path):
@@ -211,7 +196,7 @@ def test_refusals_are_one_line(tmp_path):
 
 
 def test_command(tmp_path, monkeypatch, capsys):
-    run = write_run(tmp_path / "one", STEPS, answers=ANSWERS)
+    run = write_run(tmp_path / "one", STEPS, wrong=WRONG)
     monkeypatch.setattr("sys.argv", ["decoupling", run, f"--out={tmp_path / 'found'}"])
     decoupling.main()
     printed = capsys.readouterr().out
