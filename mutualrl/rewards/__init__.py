@@ -29,7 +29,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-_NOT_GRADERS = ("notation", "reply", "worker", "workers")
+_NOT_GRADERS = ("notation", "program", "reply", "sandbox", "worker", "workers")
 
 
 def names() -> list[str]:
