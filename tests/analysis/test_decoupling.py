@@ -24,7 +24,7 @@ def one(table, kinds=None, **more):
 
 def test_counts_are_expectations_over_pairs_of_samples():
     a = an([2, 1, 0], 4, [["1", None], ["1", "1", None], ["1", "1", "2", "2"]])
-    b = an([1, 0, -1], 2, [["1"], ["1", ""], ["1", "1"]])
+    b = an([1, 0, -1], 2, [["1"], ["1", None], ["1", "1"]])
     table = counts(a, b)
     # 2 of 4 and 1 of 2 right: each of the four cases a quarter. Both wrong with answer 1: 1/4 · 1/2.
     np.testing.assert_allclose(table[0], [0.25, 0.25, 0.25, 0.25, 1 / 8])
