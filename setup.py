@@ -40,7 +40,8 @@ setup(
         "rich",  # progress and tables
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "pandas", "ruff"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "pandas", "ruff", "datasets"],
+        "hf": ["datasets"],  # problem sets of the Hugging Face hub
         "parity": ["torch"],  # live comparison with transformers' own models
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]"],

@@ -18,7 +18,7 @@ from typing import Any
 
 from mutualrl.types import Problem
 
-_NOT_SOURCES = ("split", "stream", "views")
+_NOT_SOURCES = ("recipes", "split", "stream", "views")
 
 
 def names() -> list[str]:

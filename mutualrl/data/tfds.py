@@ -73,15 +73,15 @@ def load(
     title = name or builder.name
     problems = []
     for i, record in enumerate(_records(builder, part, limit)):
-        options = tuple(_text(c) for c in _get(record, choices)) if choices else ()
+        options = tuple(_text(c) for c in nested(record, choices)) if choices else ()
         problems.append(
             Problem(
-                id=_text(_get(record, id)) if id else f"{title}/{part}/{i}",
-                question=_text(_get(record, question)),
-                answer=_answer(_get(record, answer), _feature(builder, "answer", answer), options) if answer else None,
+                id=_text(nested(record, id)) if id else f"{title}/{part}/{i}",
+                question=_text(nested(record, question)),
+                answer=gold(nested(record, answer), _feature(builder, "answer", answer), options) if answer else None,
                 choices=options,
                 source=title,
-                kind=_label(_get(record, kind), _feature(builder, "kind", kind)) if kind else title,
+                kind=class_label(nested(record, kind), _feature(builder, "kind", kind)) if kind else title,
             )
         )
     return problems
@@ -94,6 +94,8 @@ def _builder(path: str, name: str, data_dir: str, download: bool) -> Any:
         if not (pathlib.Path(path).expanduser() / "dataset_info.json").is_file():
             raise FileNotFoundError(f"path {path!r} holds no prepared data set (no dataset_info.json)")
         return tfds.builder_from_directory(os.path.expanduser(path))
+    # Else the library looks in its public bucket for what it knows of a set that is not prepared here.
+    tfds.core.utils.gcs_utils._is_gcs_disabled = not download
     kwargs = {"data_dir": os.path.expanduser(data_dir)} if data_dir else {}
     try:
         builder = tfds.builder(name, try_gcs=False, **kwargs)
@@ -112,6 +114,14 @@ def _records(builder: Any, part: str, limit: int) -> Any:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
+    if builder.info.file_format in tfds.core.FileFormat.with_random_access():
+        try:
+            source = builder.as_data_source(split=part)
+        except ImportError as e:
+            raise ValueError(
+                f"{builder.name} is stored as {builder.info.file_format.value}, which needs a package: {e}"
+            ) from e
+        return (source[i] for i in range(min(limit, len(source)) if limit else len(source)))
     tf.config.set_visible_devices([], "GPU")  # the accelerator belongs to the policies
     # Interleaving would mix the files' records in an order that depends on the machine.
     config = tfds.ReadConfig(interleave_cycle_length=1, shuffle_seed=0, try_autocache=False)
@@ -131,7 +141,8 @@ def _feature(builder: Any, option: str, name: str) -> Any:
     return feature
 
 
-def _get(record: Any, name: str) -> Any:
+def nested(record: Any, name: str) -> Any:
+    """The value of a feature, dots in its name for nested ones."""
     for part in name.split("."):
         record = record[part]
     return record
@@ -141,12 +152,14 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _label(value: Any, feature: Any) -> str:
+def class_label(value: Any, feature: Any) -> str:
+    """A value as text, a class label by its name."""
     return feature.int2str(int(value)) if hasattr(feature, "int2str") else _text(value)
 
 
-def _answer(value: Any, feature: Any, options: tuple[str, ...]) -> str:
-    text = _label(value, feature)
+def gold(value: Any, feature: Any, options: tuple[str, ...]) -> str:
+    """A gold answer as text; where there are options the letter of the one that it is, by its text or its index."""
+    text = class_label(value, feature)
     if not options:
         return text
     if text in options:

@@ -11,7 +11,7 @@ from mutualrl.data import procedural
 
 
 def test_sources_are_found_by_module_name():
-    assert data.names() == ["jsonl", "procedural", "reasoning_gym", "tfds"]
+    assert data.names() == ["hf", "jsonl", "procedural", "reasoning_gym", "recipe", "tfds"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_bad_options_are_refused_in_one_line(name, options, told):
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("name", ["procedural", "jsonl", "tfds"])
+@pytest.mark.parametrize("name", ["procedural", "jsonl", "tfds", "hf", "recipe"])
 def test_unknown_split_is_refused(name):
     with pytest.raises(ValueError, match="'valid'"):
         data.load(name, "valid")
