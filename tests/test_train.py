@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mutualrl import train as train_module
-from mutualrl.config import ConfigError, add_policy, base_config, read
+from mutualrl.config import ConfigError, add_policy, base_config, read, use_data, use_label
 from mutualrl.testing import tiny_model
 from mutualrl.train import train
 
@@ -223,6 +223,41 @@ def test_other_objectives_resume_bit_for_bit(models, tmp_path, monkeypatch):
     monkeypatch.setattr(train_module, "train_step", step)
     train(config(), tmp_path / "run")
     assert_same_states(final_states(tmp_path / "run"), final_states(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    "label, check, dropped, trained_on, judged",
+    [("verifier", "drop", 2, 7, 3), ("verifier", "keep", 0, 8, 4), ("self_vote", "drop", 1, 8, 3)],
+)
+def test_gold_answers_that_the_grader_does_not_accept(
+    models, tmp_path, monkeypatch, caplog, label, check, dropped, trained_on, judged
+):
+    """One of eight problems to train on and one of four held-out ones has an empty gold answer. Without ground truth
+    in the rewards nobody looks at the first."""
+    for split, n in (("train", 8), ("test", 4)):
+        rows = [dict(id=f"{split}/{i}", question=f"{split}:{i}=", answer=str(i) if i else "") for i in range(n)]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = settings({"llama": models["llama"]}, steps=2, eval_problems=4, gold_check=check)
+    use_data(config, "jsonl", train=str(tmp_path / "train.jsonl"), test=str(tmp_path / "test.jsonl"))
+    use_label(config, label, **(dict(n_vote=0) if label == "self_vote" else {}))
+    config.policy.update(dict(group_size=4, lr=1e-3, kl_coef=0.0))
+    step, seen = train_module.train_step, []
+
+    def watched(number, cohort, problems, *args):
+        seen.extend(x.id for x in problems)
+        return step(number, cohort, problems, *args)
+
+    monkeypatch.setattr(train_module, "train_step", watched)
+    with caplog.at_level(logging.WARNING):
+        train(read(config), tmp_path / "run")
+    assert len(seen) == 8 and len(set(seen)) == trained_on and ("train/0" in seen) == (trained_on == 8)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["dropped_golds"] == dropped and summary["dropped_problems"] == 0
+    assert summary["policies"]["llama"]["after"]["n"] == judged
+    held_out = json.loads((tmp_path / "run/held_out.json").read_text())["problems"]
+    assert len(held_out) == judged and ("test/0" in held_out) == (judged == 4)
+    says = [x for x in caplog.messages if "does not accept the gold answers" in x]
+    assert len(says) == 1 and ("train/0" in says[0]) == (label == "verifier") and "test/0" in says[0]
 
 
 @pytest.mark.parametrize("devices", [(4, 4), (6, 2)])
