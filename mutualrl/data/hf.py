@@ -153,12 +153,17 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """The libraries as under HF_HUB_OFFLINE=1, which they read at import, long ago perhaps."""
+    """The libraries as under HF_HUB_OFFLINE=1, which they read at import, long ago perhaps.
+
+    They would warn at each reading that the hub was not asked.
+    """
     import datasets.config
     import huggingface_hub.constants
 
     places = (datasets.config, huggingface_hub.constants)
     before = [place.HF_HUB_OFFLINE for place in places]
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity_error()
     for place in places:
         place.HF_HUB_OFFLINE = True
     try:
@@ -166,6 +171,7 @@ def _offline() -> Iterator[None]:
     finally:
         for place, value in zip(places, before):
             place.HF_HUB_OFFLINE = value
+        datasets.logging.set_verbosity(verbosity)
 
 
 def _local(path: str, config: str, part: str) -> Any:

@@ -185,16 +185,20 @@ def _mbpp(row: Row, number: int) -> dict[str, Any]:
 
 
 def _livecodebench(row: Row, number: int) -> dict[str, Any]:
+    """Tests on standard input become `inputs` and `outputs`; those that call a function stay as they are."""
+    cases = json.loads(row["public_test_cases"]) + _unpacked(row["private_test_cases"])
+    if name := json.loads(row["metadata"] or "{}").get("func_name"):
+        tests: dict[str, Any] = {"func_name": name, "test_cases": cases}
+    else:
+        tests = {"inputs": [c["input"] for c in cases], "outputs": [c["output"] for c in cases]}
     return {
         "id": f"livecodebench/{row['question_id']}",
         "question": row["question_content"],
         "answer": None,
         "subject": row["difficulty"],
         "starter_code": row["starter_code"],
-        "entry_point": json.loads(row["metadata"] or "{}").get("func_name", ""),
-        "public_test_cases": json.loads(row["public_test_cases"]),
-        "private_test_cases": _unpacked(row["private_test_cases"]),
         "contest_date": str(row["contest_date"]),
+        **tests,
     }
 
 
