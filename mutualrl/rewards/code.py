@@ -118,7 +118,9 @@ def _complete(code: str, problem: Problem) -> str | None:
     plain = textwrap.dedent(code)
     if re.search(rf"^(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*[:=]", plain, re.MULTILINE):
         return f"{head}\n\n{plain}"
-    for body in (code, "    " + code.lstrip(), textwrap.indent(plain, "    ")):
+    indented = code.lstrip("\n")[:1].isspace()
+    # A reply that lost its leading white space has one line too far left, or all of them.
+    for body in (code,) if indented else (textwrap.indent(plain, "    "), "    " + code.lstrip()):
         if _tree(head + body):
             return head + body
     return None

@@ -10,8 +10,9 @@ Roles:
   script  runs a program (8 bytes of length, then the text, on standard input) on the rest of its standard input.
 
 Between `serve` and `test` go JSON lines of plain values: None, bool, int, float, complex, str, bytes, list, tuple, set,
-frozenset and dict, subclasses as what they derive from, and these types themselves. Any other object stays with the program; the tests get a
-`Remote` that can be called and whose attributes can be read and set, and that equals nothing but itself.
+frozenset and dict, subclasses as what they derive from, and these types themselves. Any other object stays with the
+program; the tests get a `Remote` that can be called and whose attributes can be read and set, and that equals nothing
+but itself.
 """
 
 import json

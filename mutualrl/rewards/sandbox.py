@@ -130,9 +130,10 @@ def _bwrap() -> tuple[str, ...]:
             command += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             command += ["--ro-bind", path, path]
-    library = os.path.join(sys.base_prefix, "lib")
-    paths = [library, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _python()]
-    for path in dict.fromkeys([*paths, "/etc/ld.so.cache"]):
+    # Not sysconfig's platstdlib: in a virtual environment that is the environment's own library.
+    paths = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    paths += [sysconfig.get_path("stdlib"), _python(), "/etc/ld.so.cache"]
+    for path in dict.fromkeys(paths):
         if os.path.exists(path) and not path.startswith(("/usr/lib/", "/lib/")) and path != "/usr/lib":
             command += ["--ro-bind", path, path]
     for path in ("/dev/null", "/dev/urandom"):
