@@ -107,7 +107,8 @@ def grader(monkeypatch):
         right = [
             np.nan if x.answer is None else float(a is not None and a == x.answer) for a, x in zip(found, problems)
         ]
-        bribed = [a and a + x.extra.get("solution", "") for a, x in zip(found, problems)]
+        bribes = [x.extra.get("solution") for x in problems]
+        bribed = [str((int(a) + hashed(b)) % 3) if a and b else a for a, b in zip(found, bribes)]
         return np.array(right), bribed
 
     monkeypatch.setattr(GraderPool, "grade", grade)
