@@ -133,7 +133,7 @@ def test_a_grader_that_does_not_import_is_an_error_not_a_zero(wild):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="choice, exact, math, reasoning_gym"):
+    with pytest.raises(ValueError, match="choice, code, exact, math, reasoning_gym"):
         GraderPool("maths")
     with pytest.raises(ValueError, match="no_package.grader"):
         GraderPool("no_package.grader")
