@@ -43,7 +43,8 @@ def pair(settings):
 
 def check_metrics(label, name, found):
     """Metrics of a policy that has learnt a step."""
-    assert np.isfinite(found["loss"]) and found["skipped_updates"] == 0 and found["tokens/trained"] > 0
+    assert np.isfinite(found["loss"]) and found["skipped_updates"] == 0
+    assert found["tokens/trained"] > 0 or name == "sft"  # which has nothing to imitate in some steps
     assert all(np.isfinite(v) for v in found.values())
     if label in VOTES:
         assert set(OF_VOTES[:2]) <= found.keys()
@@ -101,6 +102,7 @@ def test_every_other_pair_runs_five_steps(pair, finish, tmp_path, label, name):
     policy = dict(kl_coef=0.01 if label == "teacher" and name != "sft" else 0.0)
     found = finish(pair(label, name, policy=policy, steps=5), tmp_path)
     assert [x["step"] for x in found.lines] == [1, 2, 3, 4, 5]
+    assert sum(x["ann/tokens/trained"] + x["ben/tokens/trained"] for x in found.lines) > 0
     for line in found.lines:
         for who in ("ann", "ben"):
             check_metrics(label, name, {k.removeprefix(f"{who}/"): v for k, v in line.items() if k.startswith(who)})
