@@ -41,6 +41,7 @@ RULE = {
     "flat_rewards": f"the standard deviation of rewards within groups ends under {100 * GONE:.0f} % of its start",
     "length": f"the mean length changed by more than a factor of {FACTOR:g}",
     "entropy": f"the entropy ends under {100 * GONE:.0f} % of its start",
+    "accuracy": f"held-out accuracy ends under {100 * GONE:.0f} % of its first value",
     "reward_without_accuracy": "held-out accuracy fell from the first evaluation to the last, the 95 % interval over "
     "problems of the change being below 0, while the mean reward rose",
 }
@@ -92,6 +93,9 @@ def signatures(run: Run, policy: str) -> dict[str, dict[str, Any]]:
             f"held-out pass@1 {before.mean():.3f} → {after.mean():.3f} ({change.mean():+.3f} [{interval[0]:+.3f}, "
             f"{interval[1]:+.3f}]), mean reward {reward[0]:.3g} → {reward[1]:.3g}"
         )
+        if before.mean() > 0:
+            gone = after.mean() < GONE * before.mean()
+            note("accuracy", gone, float(before.mean()), float(after.mean()), text)
         found = interval[1] < 0 and reward[1] > reward[0]
         note("reward_without_accuracy", found, float(before.mean()), float(after.mean()), text,
              change=float(change.mean()), interval=interval)  # fmt: skip
@@ -100,10 +104,11 @@ def signatures(run: Run, policy: str) -> dict[str, dict[str, Any]]:
 
 def said(collapse: Mapping[str, Mapping[str, Any]]) -> str:
     """What `signatures` found, in words."""
-    found = [s["text"] for s in collapse.values() if s["found"]]
+    found = list(dict.fromkeys(s["text"] for s in collapse.values() if s["found"]))
     if found:
-        if not collapse.get("reward_without_accuracy", {"found": True})["found"]:
-            found.append("for comparison, " + collapse["reward_without_accuracy"]["text"])
+        accuracy = collapse.get("reward_without_accuracy")
+        if accuracy and accuracy["text"] not in found:
+            found.append("for comparison, " + accuracy["text"])
         return "; ".join(found)
     return "no signature of collapse" if collapse else "nothing to judge a collapse by"
 
@@ -220,7 +225,10 @@ def main() -> None:
     replace_text(files[0], json.dumps(found, indent=1, allow_nan=False) + "\n")
     replace_text(files[1], page(found))
     console = Console()
-    console.print(pages.printable("Start → end", *rows(found, tuple(label_plots.PANELS)), names=3))
+    table = pages.printable("Start → end", *rows(found, tuple(label_plots.PANELS)), names=3)
+    wide = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.width = max(console.width, wide)  # rather wrapped by the terminal than cut
+    console.print(table)
     for sentence in sentences(found):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     console.print(f"{files[1]}: with curves. {files[0]}: all numbers.", soft_wrap=True, highlight=False)

@@ -46,6 +46,7 @@ def write_run(folder, *, right=(20, 24), label=None, frozen=False, steps=STEPS, 
         ({"entropy": (1.0, 0.09)}, ["entropy"]),
         ({"right": (30, 29)}, []),  # less, but not by more than its interval
         ({"right": (30, 20)}, ["reward_without_accuracy"]),
+        ({"right": (30, 2), "reward/mean": (0.5, 0.4)}, ["accuracy"]),
         ({"right": (30, 20), "reward/mean": (0.5, 0.5)}, []),  # the reward did not rise
         ({"entropy": (1.0, 0.0), "length/mean": (100, 1)}, ["length", "entropy"]),
     ],
@@ -73,7 +74,7 @@ def test_the_words_hold_the_numbers(tmp_path):
 
 def test_what_cannot_be_judged_is_absent(tmp_path):
     run = Run("", 0, write_run(tmp_path / "run", **{"entropy": None, "reward/group_std": (0.0, 0.0)}))
-    assert set(labels.signatures(run, "llama")) == {"length", "reward_without_accuracy"}
+    assert set(labels.signatures(run, "llama")) == {"length", "accuracy", "reward_without_accuracy"}
     assert labels.signatures(run, "qwen") == {}  # no metrics at all
     assert labels.said({}) == "nothing to judge a collapse by"
 
