@@ -136,6 +136,13 @@ def fitting_problems(
     return kept, len(problems) - len(kept)
 
 
+def open_grader(run: RunConfig) -> GraderPool:
+    """The run's grader, with its options and worker processes."""
+    return GraderPool(
+        run.grader, options=run.grader_options, workers=run.grader_workers, timeout_s=run.grader_timeout_s
+    )
+
+
 def prepare(
     run: RunConfig, grader: GraderPool
 ) -> tuple[list[Problem], list[Problem], dict[str, Opened], dict[str, int]]:

@@ -29,7 +29,7 @@ PLANS = ("auto", "static", "time_slice")
 
 def base_config() -> ml_collections.ConfigDict:
     """A ConfigDict with every setting at its default and no policies yet."""
-    parts = ("policies", "data", "warmup", "label", "transfer", "exchange")
+    parts = ("policies", "data", "warmup", "grader_options", *PARTS, "exchange")
     config = ml_collections.ConfigDict(
         {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in parts}
     )
@@ -39,6 +39,9 @@ def base_config() -> ml_collections.ConfigDict:
         for name in modules(package):
             options = importlib.import_module(f"{package}.{name}").Options()
             config[part][name] = ml_collections.ConfigDict(dataclasses.asdict(options))
+    config.grader_options = ml_collections.ConfigDict(
+        {name: dataclasses.asdict(cls()) for name, cls in _grader_options().items()}
+    )
     config.exchange = ml_collections.ConfigDict(dataclasses.asdict(ExchangeConfig()))
     config.warmup = ml_collections.ConfigDict()
     config.policy = ml_collections.ConfigDict({f.name: f.default for f in dataclasses.fields(PolicyConfig)})
@@ -152,8 +155,11 @@ def read(config: ml_collections.ConfigDict) -> RunConfig:
     parts = {part: _part(part, raw[part]) for part in PARTS if part in raw}
     rest = {k: v for k, v in raw.items() if k not in ("policy", "policies", "exchange", *PARTS)}
     exchange = _exchange(raw.get("exchange", {}))
+    grader = rest.get("grader", RunConfig.grader)
+    rest["grader_options"] = _options_of(grader, raw.get("grader_options", {}))
     run = _typed(RunConfig, {**rest, **parts, "policies": policies, "exchange": exchange}, "config")
     _check_run(run)
+    _check_grader(run)
     for name, policy in policies.items():
         _check_policy(policy, f"policies.{name}")
         if run.problems_per_step % policy.updates_per_step:
@@ -205,6 +211,36 @@ def _part(part: str, raw: Any) -> dict[str, Any]:
     name = raw["name"]
     cls = importlib.import_module(f"{PARTS[part]}.{name}").Options
     return {"name": name, **dataclasses.asdict(_typed(cls, raw.get(name, {}), f"{part}.{name}"))}
+
+
+def _grader_options() -> dict[str, type]:
+    """The `Options` of the graders that have some."""
+    found = {name: importlib.import_module(rewards.find(name)) for name in rewards.names()}
+    return {name: module.Options for name, module in found.items() if hasattr(module, "Options")}
+
+
+def _options_of(grader: str, raw: Any) -> dict[str, Any]:
+    """The options of one grader from `config.grader_options`, which holds those of every grader there is."""
+    known = _grader_options()
+    if not isinstance(raw, Mapping) or not all(isinstance(x, Mapping) for x in raw.values()):
+        raise ConfigError(f"grader_options={raw!r}: must be a dict of options by grader; there are {', '.join(known)}")
+    _known("grader_options", raw, known)
+    given = {name: _typed(cls, raw.get(name, {}), f"grader_options.{name}") for name, cls in known.items()}
+    return next((dataclasses.asdict(options) for name, options in given.items() if name == grader), {})
+
+
+def _check_grader(run: RunConfig) -> None:
+    """Refuses a grader that does not exist or cannot work here, and a time limit that could not come first."""
+    one_of("grader", run.grader, rewards.names())
+    try:
+        rewards.keywords(importlib.import_module(rewards.find(run.grader)), run.grader_options)
+    except ValueError as error:
+        raise ConfigError(f"grader={run.grader!r}: {error}") from error
+    limit = run.grader_options.get("timeout_s", 0)
+    if limit >= run.grader_timeout_s:
+        raise ConfigError(
+            f"grader_options.{run.grader}.timeout_s={limit:g}: must be below grader_timeout_s={run.grader_timeout_s:g}"
+        )
 
 
 def _exchange(raw: Any) -> ExchangeConfig:
@@ -270,7 +306,6 @@ def _check_run(run: RunConfig) -> None:
     within("eval_top_p", run.eval_top_p, 0, 1, open_low=True)
     one_of("plan", run.plan, PLANS)
     one_of("gold_check", run.gold_check, ("drop", "keep", "off"))
-    one_of("grader", run.grader, rewards.names())
     e = run.exchange
     one_of("exchange.topology", e.topology, sources.TOPOLOGIES)
     one_of("exchange.overlong", e.overlong, ("drop", "truncate"))

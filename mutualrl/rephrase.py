@@ -32,7 +32,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from mutualrl.cohort import Opened, build, load_problems, open_models
+from mutualrl.cohort import Opened, build, load_problems, open_grader, open_models
 from mutualrl.command_line import read_command_line
 from mutualrl.config import ConfigError, RunConfig
 from mutualrl.data.split import SPLITS
@@ -41,7 +41,6 @@ from mutualrl.evaluate import evaluate
 from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
 from mutualrl.report import Progress
-from mutualrl.rewards.workers import GraderPool
 from mutualrl.settings import one_of, within
 from mutualrl.types import LENGTH, Problem
 
@@ -121,7 +120,7 @@ def from_policy(run: RunConfig, problems: Sequence[Problem], request: Request) -
     out = Reworded(len(problems))
     step_rollouts = run.problems_per_step * min(p.group_size for p in run.policies.values())  # memory as in training
 
-    with GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s) as grader:
+    with open_grader(run) as grader:
         judged = np.isfinite(grader.grade([""] * len(problems), problems)[0])  # NaN: whatever the reply
         able = [p for p, ok in zip(problems, judged) if ok]
         if not able:

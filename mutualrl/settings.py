@@ -151,6 +151,8 @@ class RunConfig:
     steps: int = 100  # cohort steps; every policy makes updates_per_step optimiser updates in each
     problems_per_step: int = 16  # P
     grader: str = "exact"  # a module of mutualrl.rewards
+    grader_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of that grader; in a config file
+    # `grader_options.<grader>.<option>`
     grader_workers: int = 2
     grader_timeout_s: float = 5.0
     gold_check: str = "drop"  # problems whose own gold answer the grader does not accept: `drop`, `keep`, or do not

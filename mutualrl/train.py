@@ -18,7 +18,7 @@ from typing import Any
 
 from mutualrl import metrics, report
 from mutualrl.checkpoint import Checkpoints, last_record
-from mutualrl.cohort import build, prepare
+from mutualrl.cohort import build, open_grader, prepare
 from mutualrl.config import ConfigError, RunConfig, label_options, label_source, regime, transfer_options
 from mutualrl.data.stream import ProblemStream, fingerprint
 from mutualrl.evaluate import evaluate
@@ -102,9 +102,13 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     Raises:
       ConfigError: something cannot work; raised before any weight is loaded.
     """
-    started, workdir = time.monotonic(), Path(workdir)
+    with open_grader(run) as grader:
+        return _train(run, Path(workdir), grader)
+
+
+def _train(run: RunConfig, workdir: Path, grader: GraderPool) -> dict[str, Any]:
+    started = time.monotonic()
     plan = make_plan(run.policies, run.plan)
-    grader = GraderPool(run.grader, workers=run.grader_workers, timeout_s=run.grader_timeout_s)
     problems, held_out, opened, dropped = prepare(run, grader)
     stream = ProblemStream(problems, run.seed)
     progress = {
@@ -151,53 +155,52 @@ def train(run: RunConfig, workdir: str | Path) -> dict[str, Any]:
     # As many slots as in training, so that an evaluation needs no more memory.
     step_rollouts = run.problems_per_step * min(p.group_size for p in run.policies.values())
 
-    with grader:
-        kept = first_step if restored else -1
-        writer = metrics.MetricWriter(workdir, tensorboard=run.tensorboard, keep_to=kept)
+    kept = first_step if restored else -1
+    writer = metrics.MetricWriter(workdir, tensorboard=run.tensorboard, keep_to=kept)
 
-        def assess(step: int, title: str) -> None:
-            if held_out and str(step) not in progress["evaluations"]:
-                with report.Progress(title, len(held_out)) as bar:
-                    found = evaluate(
-                        cohort,
-                        held_out,
-                        grader,
-                        samples=run.eval_samples,
-                        temperature=run.eval_temperature,
-                        top_p=run.eval_top_p,
-                        top_k=run.eval_top_k,
-                        batch=max(1, step_rollouts // run.eval_samples),
-                        advance=bar.update,
-                    )
-                note_held_out(workdir, step, held_out, run.eval_samples, found)
-                progress["evaluations"][str(step)] = found
-                writer.write(step, {f"{name}/held_out/accuracy": r["accuracy"] for name, r in found.items()})
+    def assess(step: int, title: str) -> None:
+        if held_out and str(step) not in progress["evaluations"]:
+            with report.Progress(title, len(held_out)) as bar:
+                found = evaluate(
+                    cohort,
+                    held_out,
+                    grader,
+                    samples=run.eval_samples,
+                    temperature=run.eval_temperature,
+                    top_p=run.eval_top_p,
+                    top_k=run.eval_top_k,
+                    batch=max(1, step_rollouts // run.eval_samples),
+                    advance=bar.update,
+                )
+            note_held_out(workdir, step, held_out, run.eval_samples, found)
+            progress["evaluations"][str(step)] = found
+            writer.write(step, {f"{name}/held_out/accuracy": r["accuracy"] for name, r in found.items()})
 
-        def save(step: int) -> None:
-            progress["seconds"] = before_seconds + time.monotonic() - started
-            progress["sharing"] = sharing.state()
-            if exchange.log:
-                exchange.log.flush(step)
-            checkpoints.save(step, {**progress, "stream": stream.state()})
+    def save(step: int) -> None:
+        progress["seconds"] = before_seconds + time.monotonic() - started
+        progress["sharing"] = sharing.state()
+        if exchange.log:
+            exchange.log.flush(step)
+        checkpoints.save(step, {**progress, "stream": stream.state()})
 
-        if first_step == 0:
-            assess(0, "Evaluating before training")
-        with report.Progress("Training", run.steps, done=first_step) as bar:
-            for step in range(first_step, run.steps):
-                found = train_step(step, cohort, stream.next(run.problems_per_step), labelling, transfer, sharing)
-                count_tokens(progress["tokens"], found)
-                check_health(found, run, warn, sharing.counts())
-                done = step + 1
-                writer.write(done, flatten(found, grader, sharing))
-                bar.update(done, describe(found))
-                if done < run.steps and run.eval_every and done % run.eval_every == 0:
-                    assess(done, f"Evaluating after step {done}")
-                if done < run.steps and run.checkpoint_every and done % run.checkpoint_every == 0:
-                    save(done)
-        assess(run.steps, "Evaluating after training")
-        if first_step < run.steps:
-            save(run.steps)
-        writer.close()
+    if first_step == 0:
+        assess(0, "Evaluating before training")
+    with report.Progress("Training", run.steps, done=first_step) as bar:
+        for step in range(first_step, run.steps):
+            found = train_step(step, cohort, stream.next(run.problems_per_step), labelling, transfer, sharing)
+            count_tokens(progress["tokens"], found)
+            check_health(found, run, warn, sharing.counts())
+            done = step + 1
+            writer.write(done, flatten(found, grader, sharing))
+            bar.update(done, describe(found))
+            if done < run.steps and run.eval_every and done % run.eval_every == 0:
+                assess(done, f"Evaluating after step {done}")
+            if done < run.steps and run.checkpoint_every and done % run.checkpoint_every == 0:
+                save(done)
+    assess(run.steps, "Evaluating after training")
+    if first_step < run.steps:
+        save(run.steps)
+    writer.close()
     checkpoints.close()
     return write_summary(workdir, run, cohort, progress, sharing.summary())
 

@@ -227,7 +227,7 @@ def check(run: RunConfig, options: Any) -> None:
     one_of(f"{where}.vote_identity", options.vote_identity, IDENTITIES)
     within(f"{where}.min_share", options.min_share, 0, 1)
     by_answer = [x for x in rewards.names() if compares(x)]
-    if run.grader not in by_answer and not ("." in run.grader and compares(run.grader)):
+    if run.grader not in by_answer:
         raise ConfigError(
             f"grader={run.grader!r}: does not compare an answer with a label, as label {run.label['name']!r} needs; "
             f"allowed are {', '.join(by_answer)}"

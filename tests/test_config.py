@@ -71,6 +71,12 @@ def test_bad_settings_of_a_policy(change, says):
         ("exchange.lag", 1, "exchange.lag: no such setting; allowed are"),
         ("policy.frozen", True, "policies: all are frozen"),
         ("grader", "vibes", "grader='vibes': allowed are"),
+        (
+            "grader_options.math",
+            ml_collections.ConfigDict({"last_number": "no"}),
+            "grader_options.math.last_number='no': must be of type bool",
+        ),
+        ("grader_options.maths", {}, "grader_options.maths: no such setting; allowed are code, math"),
         ("plan", "parallel", "plan='parallel': allowed are auto, static, time_slice"),
         ("data", ml_collections.ConfigDict({"name": "nowhere"}), "data.name='nowhere': allowed are"),
         (
@@ -96,6 +102,28 @@ def test_bad_settings_of_a_run(path, value, says):
     with pytest.raises(ConfigError) as error:
         read(config)
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_a_run_has_the_options_of_its_grader():
+    config = two_policies()
+    assert read(config).grader_options == {}
+    config.grader, config.grader_options.math.last_number = "math", False
+    assert read(config).grader_options == {"last_number": False}
+    config.grader, config.grader_options.code.allow_unsafe_exec = "code", True
+    assert read(config).grader_options["allow_unsafe_exec"] is True
+    config.grader_timeout_s = 4.0
+    with pytest.raises(ConfigError, match=r"grader_options\.code\.timeout_s=4: must be below grader_timeout_s=4"):
+        read(config)
+
+
+def test_a_grader_that_cannot_work_here_is_refused(monkeypatch):
+    from mutualrl.rewards import sandbox
+
+    monkeypatch.setattr(sandbox, "unavailable", lambda: "bwrap is not installed")
+    config = two_policies()
+    config.grader = "code"
+    with pytest.raises(ConfigError, match="grader='code': .*bwrap is not installed.*allow_unsafe_exec"):
+        read(config)
 
 
 def test_the_regime_and_its_options():

@@ -77,6 +77,7 @@ def settings(models, regime="none", options=None, policy=None, **changes):
     config.steps = STEPS
     config.problems_per_step = 4
     config.eval_problems = 0
+    config.gold_check = "off"  # the grader here is a hash
     config.checkpoint_every = 2
     config.tensorboard = False
     config.plan = "time_slice"

@@ -141,7 +141,7 @@ def test_refusals():
         GraderPool("exact", timeout_s=0)
     with GraderPool("exact") as pool, pytest.raises(ValueError, match="1 replies for 2"):
         pool.grade(["5"], problems(2))
-    assert names() == ["choice", "exact", "math", "reasoning_gym"]
+    assert names() == ["choice", "code", "exact", "math", "reasoning_gym"]
 
 
 @pytest.mark.parametrize("inline", [True, False])
