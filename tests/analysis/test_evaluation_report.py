@@ -147,7 +147,7 @@ def test_more_samples_groups_and_plots(tmp_path):
     text = evaluation_report.write(write_evaluation(tmp_path, {}, found)).read_text()
     plots = [f"<svg{p.split('</svg>')[0]}</svg>" for p in text.split("<svg")[1:]]
     assert len(plots) == 4
-    used = [{e.get("{http://www.w3.org/1999/xlink}href") for e in ET.fromstring(p).iter("{*}use")} for p in plots]
+    used = [{e.get("{http://www.w3.org/1999/xlink}href") for e in ET.fromstring(p).findall(".//{*}use")} for p in plots]
     assert all(used) and len(set().union(*used)) == sum(map(len, used))  # no plot draws another's marks
     assert [("pass@k" in p, "accuracy by level" in p, "accuracy by subject" in p) for p in plots] == [
         (False, False, False), (True, False, False), (False, True, False), (False, False, True)]  # fmt: skip
