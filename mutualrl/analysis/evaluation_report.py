@@ -158,8 +158,8 @@ def groups(benchmark: Mapping[str, Any], by: str) -> tuple[list[str], list[list[
 
 def about(benchmark: Mapping[str, Any]) -> str:
     """A benchmark in a sentence: problems, samples, grader, and what was left out."""
-    said = [f"{_whole(benchmark.get('n')) or 'no'} problems", f"{_whole(benchmark.get('samples')) or '?'} a problem"]
-    said[1] = f"samples {said[1]}"
+    k = benchmark.get("samples")
+    said = [f"{_whole(benchmark.get('n')) or 'no'} problems", f"{_whole(k) or '?'} sample{'s' * (k != 1)} a problem"]
     if benchmark.get("grader"):
         said.append(f"graded by {benchmark['grader']}")
     dropped = benchmark.get("dropped") or {}

@@ -131,6 +131,11 @@ def test_table_marks_only_a_lead_beyond_intervals(folder):
     assert rows[1][4] == ("", "")
 
 
+def test_a_benchmark_in_a_sentence():
+    said = "3 problems; 1 sample a problem; graded by math 1; 2 left out: longer than the context."
+    assert evaluation_report.about(entry({})) == said
+
+
 def test_more_samples_groups_and_plots(tmp_path):
     ks = {"pass@k": {"1": 0.25, "2": 0.5, "4": 0.75, "3": 0.6}, "maj@k": {"1": 0.25, "2": 0.25, "4": 0.5}}
     group = lambda x: {"accuracy": x, "interval": [x - 0.1, x + 0.1], "n": 2}
