@@ -41,6 +41,8 @@ class Labelling:
     def sample(self, problems: Sequence[Problem], step: int) -> dict[str, tuple[Pending, Pending | None]]:
         """Starts every policy's rollouts, and its teacher's if the source asks for one; all are at work before anyone
         is waited for."""
+        if self.needs.votes:
+            votes.check_problems(self.run, problems)
         views = wordings(problems, self.needs.views)
         samples = 0 if self.needs.teacher else self.needs.n_vote
         pending = {}
@@ -148,7 +150,7 @@ def metrics(
     out: dict[str, dict[str, float]] = {name: {} for name in rollouts}
     winners = {name: votes.elect(votes.count(v.answers)) for name, v in verdicts.items() if v.answers is not None}
     for name, own in rollouts.items():
-        v, gold = verdicts[name], [x.answer for x in own.problems]
+        v, gold = verdicts[name], [grader.gold(x) for x in own.problems]
         if v.labels is None:
             continue
         missing = np.array([x is None for x in v.labels])
@@ -162,7 +164,7 @@ def metrics(
     if len(winners) > 1:
         problems = next(iter(rollouts.values())).problems
         pairs = votes.agreement(winners, problems, grader)
-        gold = [x.answer for x in problems]
+        gold = [grader.gold(x) for x in problems]
         shared: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
         for (a, b), same in pairs.items():
             given = winners[a].answers

@@ -131,8 +131,11 @@ def no_labels(problems: int) -> Labels:
 
 
 def blind(problem: Problem) -> Problem:
-    """A problem without its ground truth."""
-    return dataclasses.replace(problem, answer=None, extra={})
+    """A problem without its ground truth; what programs are to be given stays (see the grader `code`)."""
+    extra = {k: problem.extra[k] for k in ("inputs", "func_name") if k in problem.extra}
+    if cases := problem.extra.get("test_cases"):
+        extra["test_cases"] = [{"input": c["input"]} for c in cases]
+    return dataclasses.replace(problem, answer=None, extra=extra)
 
 
 def extract(own: Rollouts, grader: GraderPool) -> tuple[tuple[str | None, ...], ...]:
@@ -237,6 +240,18 @@ def check(run: RunConfig, options: Any) -> None:
 def compares(grader: str) -> bool:
     """Whether a grader's verdict is by `Problem.answer` alone, so that a label can stand in for it."""
     return getattr(importlib.import_module(rewards.find(grader)), "BY_ANSWER", False)
+
+
+def check_problems(run: RunConfig, problems: Sequence[Problem]) -> None:
+    """Refuses problems whose answers cannot be compared without the gold answers.
+
+    Raises:
+      ConfigError.
+    """
+    votable = getattr(importlib.import_module(rewards.find(run.grader)), "votable", None)
+    for x in problems if votable else ():
+        if reason := votable(blind(x)):
+            raise ConfigError(f"label.name={run.label['name']!r}: problem {x.id!r} of grader {run.grader!r} {reason}")
 
 
 def agreement(

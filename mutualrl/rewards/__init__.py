@@ -14,6 +14,10 @@ and, where it needs them,
     VERSION: str                            raised with every change of a verdict; logged with every run
     PACKAGES: tuple[str, ...]               distributions whose versions its verdicts depend on, too
     Options                                 a frozen dataclass; the functions then take one as keyword `options`
+    votable(problem) -> str | None          why answers to a problem cannot be compared without its gold answer, in a
+                                            few words; None if they can
+    gold(problem) -> str | None             the gold answer as `extract` would give it, where that is not
+                                            `problem.answer`
     check(options)                          ValueError, in one line, where it cannot work on this machine
     warm_up()                               pays for imports and first calls, before any clock runs
 

@@ -154,6 +154,10 @@ class GraderPool:
             results = self._spread(items)
         return np.array([r[0] for r in results], np.float64), [r[1] for r in results]
 
+    def gold(self, problem: Problem) -> str | None:
+        """The gold answer in the form of a label."""
+        return getattr(self._grader, "gold", lambda x: x.answer)(problem)
+
     def _inline(self, reply: str, problem: Problem) -> tuple[float, str | None]:
         try:
             reward = float(self._grader.grade(reply, problem, **self._keywords))
