@@ -34,6 +34,37 @@ def last_record(folder: Path) -> dict[str, Any] | None:
     return None
 
 
+def complete_steps(folder: Path, policies: Sequence[str]) -> list[int]:
+    """The steps that have a record of the run and all of these policies, ascending; nothing is touched."""
+    steps = [x for x in folder.glob("*") if x.name.isdigit()]
+    whole = [x for x in steps if all((x / part / file).is_file() for part, file in _parts(policies))]
+    return sorted(int(x.name) for x in whole)
+
+
+def restore_params(folder: Path, step: int, policies: Sequence[Policy]) -> None:
+    """Puts the parameters of a complete step into policies, under their own shardings; the rest is not read.
+
+    Raises:
+      ConfigError: they cannot be read, or are of another model.
+    """
+    for p in policies:
+        wanted = {"params": jax.tree.map(_abstract, p.state["params"], p.state_shardings["params"])}
+        args = ocp.args.PyTreeRestore(
+            item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+        )
+        path = Path(folder).absolute() / str(step) / _item(p.name)
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                found = reader.restore(path, args=args)
+        except Exception as error:  # whatever a damaged file makes orbax raise
+            raise ConfigError(f"{path}: cannot be read into {p.name}: {str(error).splitlines()[0][:200]}") from error
+        p.state = {**p.state, **found}
+
+
+def _parts(policies: Sequence[str]) -> list[tuple[str, str]]:
+    return [(_RUN, "metadata"), *((_item(name), "_METADATA") for name in policies)]
+
+
 def _record(step: Path) -> dict[str, Any]:
     return json.loads((step / _RUN / "metadata").read_text())
 
@@ -56,7 +87,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
             ),
-            item_names=(_RUN, *map(_item, self.policies)),
+            item_names=(_RUN, *(_item(p.name) for p in self.policies)),
         )
 
     def _set_aside_incomplete(self) -> None:
@@ -67,7 +98,7 @@ class Checkpoints:
             except (OSError, ValueError):
                 self._set_aside(step, "it has no record of the run")
                 continue
-            missing = [n for n in map(_item, self.policies) if not (step / n / "_METADATA").is_file()]
+            missing = [n for n in (_item(p.name) for p in self.policies) if not (step / n / "_METADATA").is_file()]
             if missing:
                 self._set_aside(step, f"it lacks {', '.join(missing)}")
 
@@ -82,7 +113,7 @@ class Checkpoints:
 
     def save(self, step: int, run: Mapping[str, Any]) -> None:
         """Writes all policies after `step` finished steps, with the JSON-able record `run`, to disk."""
-        states = {_item(p): ocp.args.StandardSave(p.state) for p in self.policies}
+        states = {_item(p.name): ocp.args.StandardSave(p.state) for p in self.policies}
         self._manager.save(step, args=ocp.args.Composite(**{_RUN: ocp.args.JsonSave(run)}, **states), force=True)
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:
@@ -97,7 +128,7 @@ class Checkpoints:
         unreadable: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
             wanted = {
-                _item(p): ocp.args.StandardRestore(jax.tree.map(_abstract, p.state, p.state_shardings))
+                _item(p.name): ocp.args.StandardRestore(jax.tree.map(_abstract, p.state, p.state_shardings))
                 for p in self.policies
             }
             try:
@@ -110,7 +141,7 @@ class Checkpoints:
             if unreadable:
                 self._manager.reload()
             for p in self.policies:
-                p.state = found[_item(p)]
+                p.state = found[_item(p.name)]
             return step, found[_RUN]
         if unreadable:
             raise ConfigError(f"workdir: no checkpoint in {self.folder} fits this run: {unreadable[max(unreadable)]}")
@@ -121,8 +152,8 @@ class Checkpoints:
         self._manager.close()
 
 
-def _item(policy: Policy) -> str:
-    return f"policy_{policy.name}"
+def _item(name: str) -> str:
+    return f"policy_{name}"
 
 
 def _abstract(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

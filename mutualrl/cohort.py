@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from mutualrl import data, losses, sharding, types
+from mutualrl.accuracy import spread_over_kinds
 from mutualrl.config import ConfigError, PolicyConfig, RunConfig, label_options, label_source, regime, transfer_options
 from mutualrl.data.views import attach
-from mutualrl.evaluate import spread_over_kinds
 from mutualrl.meshes import Plan
 from mutualrl.models.config import ModelConfig
 from mutualrl.models.gguf import GGUFSource
@@ -164,7 +164,7 @@ def prepare(
     held_out = [x for x in fitting_problems(held_out, run, opened)[0] if x.answer is not None or x.extra]
     # Without ground truth in the rewards it must not choose what is trained on either.
     judged = [problems, held_out] if label_source(run).needs(label_options(run)).gold else [held_out]
-    unsound = _unsound([x for some in judged for x in some], run, grader)
+    unsound = unsound_golds([x for some in judged for x in some], run, grader)
     if run.gold_check == "drop":
         problems, held_out = ([x for x in some if x.id not in unsound] for some in (problems, held_out))
     if len(problems) < run.problems_per_step:
@@ -175,7 +175,7 @@ def prepare(
     return problems, held_out, opened, {"prompt": long, "gold": len(unsound) if run.gold_check == "drop" else 0}
 
 
-def _unsound(problems: Sequence[Problem], run: RunConfig, grader: GraderPool) -> set[str]:
+def unsound_golds(problems: Sequence[Problem], run: RunConfig, grader: GraderPool) -> set[str]:
     """Ids of problems whose gold answer the grader does not accept, with a warning that names some of them."""
     failed: list[Problem] = []
     if run.gold_check != "off":

@@ -1,76 +1,65 @@
-"""Held-out evaluation: pass@k, avg@k, maj@k, a vote of the whole cohort, and bootstrap intervals."""
+"""Which samples of policies are right: the loop's evaluation on held-out problems, and the command.
+
+    python -m mutualrl.evaluate (--config=FILE | --run=FOLDER [--step=N] | --model=[NAME=]MODEL ...)
+                                --benchmarks=NAME,... --workdir=FOLDER [flags]
+
+The numbers are those of `mutualrl.accuracy`; what the command takes and writes stands in `mutualrl.evaluation_request`
+and `mutualrl.evaluation`, which this module loads only then: it needs no device itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mutualrl import votes
+from mutualrl import accuracy
 from mutualrl.rewards.workers import GraderPool
-from mutualrl.types import Problem
+from mutualrl.types import Problem, Rollouts
 
-if TYPE_CHECKING:  # numbers alone need no device
+if TYPE_CHECKING:
     from mutualrl.policy import Policy
 
 
-def pass_at_k(n: int, c: np.ndarray, k: int) -> np.ndarray:
-    """Unbiased pass@k, 1 - C(n-c, k)/C(n, k), from n samples of which c are right (published: openai/human-eval).
+def sampled(
+    asked: Sequence[tuple[Policy, Sequence[Problem]]],
+    grader: GraderPool,
+    *,
+    batch: int,
+    samples: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+) -> Iterator[tuple[Policy, Rollouts, np.ndarray, list[list[str | None]]]]:
+    """Samples one batch of every policy, all at the same time, and grades it.
+
+    Random streams go by policy, problem and number of the sample, and every batch has one shape: a problem's samples
+    are the same whichever problems it is asked with.
 
     Args:
-      n: samples a problem. c: i[...] right ones. k: at most n.
+      asked: policies, and what each is asked: between 1 and `batch` problems.
+      samples: K, rollouts a problem. temperature: 0 is greedy.
 
-    Returns:
-      f64[...].
-
-    Raises:
-      ValueError: k is above n.
+    Yields:
+      policy, its rollouts of the problems (behind them may be others, which only fill up the batch), f64[P, K] 1 right,
+      0 wrong, NaN where it cannot be judged, and P lists of the K answers.
     """
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k}: must be between 1 and the number of samples, {n}")
-    c = np.asarray(c, np.int64)
-    i = np.arange(k)
-    # Product form; a factor reaches 0 exactly where n - c < k.
-    return 1.0 - np.prod(np.maximum(n - c[..., None] - i, 0) / (n - i), axis=-1)
-
-
-def majority(answers: Sequence[str | None]) -> str | None:
-    """The most frequent answer, the first seen among equals; None and '' do not vote."""
-    return votes.elect(votes.count([answers])).answers[0]
-
-
-def bootstrap_interval(values: np.ndarray, *, level: float = 0.95, draws: int = 2000, seed: int = 0) -> list[float]:
-    """Percentile bootstrap interval of a mean over problems.
-
-    Args:
-      values: f[n] one number a problem.
-
-    Returns:
-      [low, high].
-    """
-    values = np.asarray(values, np.float64)
-    rng = np.random.default_rng(seed)
-    means = np.concatenate(
-        [rng.choice(values, (min(200, draws - i), len(values))).mean(1) for i in range(0, draws, 200)]
-    )
-    tail = (1 - level) / 2
-    return [float(x) for x in np.quantile(means, [tail, 1 - tail])]
-
-
-def spread_over_kinds(problems: Sequence[Problem], n: int, seed: int = 0) -> list[Problem]:
-    """Up to n problems with the kinds as even as they can be, drawn by seed; in a fixed order."""
-    by_kind: dict[str, list[Problem]] = {}
-    for p in problems:
-        by_kind.setdefault(p.kind, []).append(p)
-    rng = np.random.default_rng(seed)
-    queues = [[group[i] for i in rng.permutation(len(group))] for _, group in sorted(by_kind.items())]
-    picked: list[Problem] = []
-    for rank in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if rank < len(queue) and len(picked) < n:
-                picked.append(queue[rank])
-    return sorted(picked, key=lambda p: (p.kind, p.id))
+    pending = []
+    for policy, problems in asked:
+        padded = [*problems, *[problems[0]] * (batch - len(problems))]  # one shape, one compilation
+        pending.append(
+            policy.sample(
+                padded, 0, samples=samples, temperature=temperature, top_p=top_p, top_k=top_k, purpose="evaluate"
+            )
+        )
+    for (policy, problems), work in zip(asked, pending):
+        rollouts = work.result()
+        replies = [t for group in rollouts.text[: len(problems)] for t in group]
+        reward, found = grader.grade(replies, [x for x in problems for _ in range(samples)])
+        right = np.where(np.isfinite(reward), reward >= 1.0, np.nan).reshape(-1, samples)
+        yield policy, rollouts, right, [found[i : i + samples] for i in range(0, len(found), samples)]
 
 
 def evaluate(
@@ -102,77 +91,68 @@ def evaluate(
     Raises:
       ValueError: no problem can be judged.
     """
-    correct = {p.name: np.zeros((len(problems), samples)) for p in policies}
+    right = {p.name: np.zeros((len(problems), samples)) for p in policies}
     answers: dict[str, list[list[str | None]]] = {p.name: [] for p in policies}
-    tokens = dict.fromkeys(correct, 0)
+    tokens = dict.fromkeys(right, 0)
     for start in range(0, len(problems), batch):
-        chunk = list(problems[start : start + batch])
-        padded = chunk + [chunk[0]] * (min(batch, len(problems)) - len(chunk))  # one shape, one compilation
-        pending = {
-            p.name: p.sample(
-                padded, 0, samples=samples, temperature=temperature, top_p=top_p, top_k=top_k, purpose="evaluate"
-            )
-            for p in policies
-        }
-        for name, work in pending.items():
-            rollouts = work.result()
-            replies = [t for group in rollouts.text[: len(chunk)] for t in group]
-            reward, extracted = grader.grade(replies, [x for x in chunk for _ in range(samples)])
-            correct[name][start : start + len(chunk)] = np.where(np.isfinite(reward), reward >= 1.0, np.nan).reshape(
-                -1, samples
-            )
-            answers[name] += [extracted[i : i + samples] for i in range(0, len(extracted), samples)]
-            tokens[name] += int(rollouts.lengths[: len(chunk)].sum())
+        chunk = problems[start : start + batch]
+        for policy, rollouts, correct, found in sampled(
+            [(p, chunk) for p in policies],
+            grader,
+            batch=min(batch, len(problems)),
+            samples=samples,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+        ):
+            right[policy.name][start : start + len(chunk)] = correct
+            answers[policy.name] += found
+            tokens[policy.name] += int(rollouts.lengths[: len(chunk)].sum())
         advance(start + len(chunk))
 
-    judged = np.isfinite([c for c in correct.values()]).all(axis=(0, 2))
+    judged = np.isfinite(list(right.values())).all(axis=(0, 2))
     if not judged.any():
         raise ValueError("no held-out problem can be judged: none has a gold answer")
-    problems, every = [p for p, ok in zip(problems, judged) if ok], answers
-    answers = {name: [a for a, ok in zip(given, judged) if ok] for name, given in answers.items()}
-    results = {name: _summary(problems, c[judged], samples) for name, c in correct.items()}
+    kinds = [p.kind for p, ok in zip(problems, judged) if ok]
+    known = {name: r[judged] for name, r in right.items()}
+    given = {name: [a for a, ok in zip(each, judged) if ok] for name, each in answers.items()}
+    results: dict[str, dict[str, Any]] = {name: accuracy.mean(r) for name, r in known.items()}
+    for name, result in results.items():
+        if found_kinds := accuracy.by(known[name], kinds):
+            result["kinds"] = found_kinds
+        if samples > 1:
+            result["pass@k"] = accuracy.passed(known[name])
+            result["maj"] = float(accuracy.voted(known[name], given[name]).mean())
     if samples > 1:
-        for name in results:
-            results[name]["maj"] = _vote(problems, answers[name], grader)
-        pooled = [[a for name in answers for a in answers[name][i]] for i in range(len(problems))]
-        ensemble = _vote(problems, pooled, grader)
-        for name in results:
-            results[name]["ensemble_maj"] = ensemble
-    for name, n in tokens.items():
-        results[name]["generated"] = n
-        results[name]["wrong"] = [
-            [a for a, c in zip(given, right) if c == 0] for given, right in zip(every[name], correct[name])
+        ensemble = float(accuracy.voted(*accuracy.pooled(list(known.values()), list(given.values()))).mean())
+        for result in results.values():
+            result["ensemble_maj"] = ensemble
+    for name, result in results.items():
+        result["generated"] = tokens[name]
+        result["wrong"] = [
+            [a for a, c in zip(each, correct) if c == 0] for each, correct in zip(answers[name], right[name])
         ]
-        results[name]["right"] = np.where(judged, np.nan_to_num(correct[name]).sum(1), -1).astype(int).tolist()
+        result["right"] = np.where(judged, np.nan_to_num(right[name]).sum(1), -1).astype(int).tolist()
     return results
 
 
-def _summary(problems: Sequence[Problem], correct: np.ndarray, samples: int) -> dict[str, Any]:
-    kinds = sorted({p.kind for p in problems})
-    out = _interval(correct)
-    if len(kinds) > 1:
-        of = np.array([p.kind for p in problems])
-        out["kinds"] = {k: _interval(correct[of == k]) for k in kinds}
-    if samples > 1:
-        ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
-        out["pass@k"] = {str(k): float(pass_at_k(samples, correct.sum(1), k).mean()) for k in ks}
-    return out
+def main() -> None:
+    """Command line; ends with exit code 2 and one line where something is wrong."""
+    from mutualrl import evaluation_request
+    from mutualrl.settings import ConfigError
+
+    if not set(sys.argv[1:]).isdisjoint(("--help", "-h", "--helpfull", "--helpshort")):
+        print(evaluation_request.usage())
+        return
+    try:
+        request = evaluation_request.parse(sys.argv)
+        from mutualrl import evaluation  # loads jax: not for help or a wrong flag
+
+        evaluation.main(request)
+    except ConfigError as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
-def _interval(correct: np.ndarray) -> dict[str, Any]:
-    per_problem = correct.mean(1)
-    return {
-        "accuracy": float(per_problem.mean()),
-        "interval": bootstrap_interval(per_problem),
-        "n": len(per_problem),
-    }
-
-
-def _vote(problems: Sequence[Problem], answers: Sequence[Sequence[str | None]], grader: GraderPool) -> float:
-    """Share of problems whose majority answer is right; no answer, no point."""
-    winners = [majority(a) for a in answers]
-    voted = [(w, p) for w, p in zip(winners, problems) if w is not None]
-    if not voted:
-        return 0.0
-    reward, _ = grader.grade([w for w, _ in voted], [p for _, p in voted])
-    return float((reward >= 1.0).sum() / len(problems))
+if __name__ == "__main__":
+    main()

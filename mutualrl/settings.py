@@ -49,6 +49,13 @@ def trained_with(run: RunConfig, regime: str, why: str = "", **only: Any) -> Non
                 )
 
 
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """What has changed from settings `a` to `b`, by dotted path: `x.y was 1, now 2`."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [d for k in {**a, **b} for d in differences(a.get(k), b.get(k), f"{where}.{k}" if where else k)]
+    return [] if a == b else [f"{where} was {a!r}, now {b!r}"]
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
     """One policy: its model, prompts, objective, optimiser and share of the machine."""

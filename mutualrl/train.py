@@ -30,6 +30,7 @@ from mutualrl.meshes import make_plan
 from mutualrl.policy import Policy
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.scores import Scores, complete, shaped_rewards
+from mutualrl.settings import differences
 from mutualrl.sharing import Sharing
 from mutualrl.summary import write_summary
 from mutualrl.types import Problem
@@ -252,7 +253,7 @@ def note_config(run: RunConfig, workdir: Path) -> None:
         before = json.loads(path.read_text())
     except (OSError, ValueError):
         before = now
-    if changed := _differences(before, now):
+    if changed := differences(before, now):
         logging.warning("%s was begun with other settings: %s", workdir, "; ".join(changed))
     replace_text(path, json.dumps(now, indent=1) + "\n")
 
@@ -276,12 +277,6 @@ def note_held_out(
         here[key] = before.get(key, {}) if same else {}
         here[key][str(step)] = {name: result.pop(part) for name, result in found.items()}
     replace_text(path, json.dumps(here) + "\n")
-
-
-def _differences(a: Any, b: Any, where: str = "") -> list[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return [d for k in {**a, **b} for d in _differences(a.get(k), b.get(k), f"{where}.{k}" if where else k)]
-    return [] if a == b else [f"{where} was {a!r}, now {b!r}"]
 
 
 def count_tokens(totals: dict[str, dict[str, int]], found: Mapping[str, Mapping[str, float]]) -> None:

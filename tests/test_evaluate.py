@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from mutualrl.evaluate import bootstrap_interval, evaluate, majority, pass_at_k, spread_over_kinds
+from mutualrl.accuracy import bootstrap_interval, majority, pass_at_k, spread_over_kinds
+from mutualrl.evaluate import evaluate
 from mutualrl.policy import Pending, hashed
 from mutualrl.rewards.workers import GraderPool
 from mutualrl.types import Problem, Rollouts

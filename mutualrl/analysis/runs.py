@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from mutualrl.evaluate import pass_at_k
+from mutualrl.accuracy import pass_at_k
 from mutualrl.settings import ConfigError
 
 

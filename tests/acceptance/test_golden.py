@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mutualrl import advantages, losses, metrics, types
+from mutualrl.accuracy import majority, pass_at_k
 from mutualrl.analysis.decoupling import decoupling
-from mutualrl.evaluate import majority, pass_at_k
 from mutualrl.losses import LossSettings
 from mutualrl.types import Batch
 
